@@ -27,6 +27,7 @@ from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer, add_to_server
+from holdfast.supervisor.alerts import outage
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
@@ -163,6 +164,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             guarded(tasks, "keys of the OIDC issuer", oidc.keys.keep)
         if alerts:
             guarded(tasks, "alerts", alerts.run)
+            trouble = partial(outage.watch, settings.supervisor_name, lambda: leader.trouble, alerts)
+            guarded(tasks, "outages", trouble)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
 

@@ -26,7 +26,7 @@ class Topic(StrEnum):
     INCIDENT = "incident"  # an incident is over, and what it took
     NOTIFY = "notify"  # a policy answered `notify`, or the first start of a job takes long
     BREAKER = "breaker"  # automatic recovery was suspended or enabled again
-    REDIS = "redis"  # Redis has lost data
+    REDIS = "redis"  # Redis has lost data, or a supervisor cannot act on faults without it
     TEST = "test"  # `holdfast notify test`
 
 
