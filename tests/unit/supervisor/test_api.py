@@ -340,6 +340,8 @@ async def test_three_probes_answer_three_questions(api: Any) -> None:
     assert problem(await api.http.get("/healthz"), 503)["detail"] == "Redis at 127.0.0.1:1 is full; make room"
     assert (await api.http.get("/readyz")).status_code == 200
     assert (await api.http.get("/livez")).json() == "ok"
+    for path, status in (("/livez", 200), ("/readyz", 200), ("/healthz", 503)):
+        assert (await api.http.head(path)).status_code == status, "load balancers ask by HEAD"
     api.picture = None
     problem(await api.http.get("/readyz"), 503)
     assert (await api.http.get("/livez")).status_code == 200

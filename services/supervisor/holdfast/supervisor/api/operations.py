@@ -95,12 +95,14 @@ async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
         return ""  # the rest is known without it
 
 
+@health.head("/livez", include_in_schema=False)
 @health.get("/livez")
 async def livez() -> Literal["ok"]:
     """200 while this process answers, whatever Redis does: for a probe that starts the process again."""
     return "ok"
 
 
+@health.head("/readyz", include_in_schema=False)
 @health.get("/readyz")
 async def readyz(backend: Serving) -> models.Health:
     """200 while Redis answers and there is a state to show, also if nobody leads: for a load balancer. 503 with the reason
@@ -109,6 +111,7 @@ async def readyz(backend: Serving) -> models.Health:
     return models.Health(status="ok", leader=(await backend.picture()).leading)
 
 
+@health.head("/healthz", include_in_schema=False)
 @health.get("/healthz")
 async def healthz(backend: Serving) -> models.Health:
     """200 while faults are acted on, by this supervisor or another one: for a monitor. 503 with the reason otherwise; training
