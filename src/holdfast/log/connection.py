@@ -9,6 +9,7 @@ commit because Redis stores the last one.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ _REFUSALS = {
     "NOPERM": "its user lacks a right: docs/security.md has the users of Redis",
 }
 _GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED: the stream of a blocked read was deleted
+
+_PIPELINE = re.compile(r"Command # .* of pipeline caused error: [('\"]*", re.DOTALL)
+_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @user_script:.*", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -120,9 +124,15 @@ class Connection:
                 "data from this Redis"
             )
         for code, advice in _REFUSALS.items():
-            if code in text:  # without the names of scripts and lines before it
-                return Unavailable(f"Redis at {self.address} does not serve now: {text[text.index(code) :]}; {advice}")
+            if code in text:
+                refusal = _without_place(text[text.index(code) :])
+                return Unavailable(f"Redis at {self.address} does not serve now: {refusal}; {advice}")
         return HoldfastError(f"Redis at {self.address} rejected a command: {text}")
+
+
+def _without_place(refusal: str) -> str:
+    """Without the command of a pipeline or the line of a script that Redis refused: the reason is the same."""
+    return _SCRIPT.sub("", _PIPELINE.sub("", refusal)).strip(" ()',.\"")
 
 
 class _Broken(Exception):
