@@ -7,7 +7,7 @@ from eventlogs import GROUP, Bench, Reader, entries, entry, names, read_all
 from waiting import wait_until_async
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, EmptyLog, FencedLog, Lease
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, FencedLog, Lease, LostData
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ async def test_the_holder_may_take_it_again_under_the_same_epoch(log: FencedLog)
 async def test_an_empty_log_is_left_to_whoever_may_begin(bench: Bench) -> None:
     """A log that has lost its data is as empty as a new one."""
     first, second = bench.open(), bench.open()
-    with pytest.raises(EmptyLog):
+    with pytest.raises(LostData):
         await first.acquire("leader", "a", TTL_S, begin=False)
     lease = await lead(second, "b")
     assert await first.acquire("leader", "a", TTL_S, begin=False) is None

@@ -84,8 +84,8 @@ class Usage:
     limit_bytes: int = 0  # 0 = no limit
 
 
-class EmptyLog(Unavailable):
-    """The log has no trace of any holder of the lease."""
+class LostData(Unavailable):
+    """The log knows of no holder of the lease as late as one that this client has seen, or of none at all."""
 
 
 class EventLog(Protocol):
@@ -138,7 +138,7 @@ class FencedLog(EventLog, Protocol):
 
     async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
         """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended). With
-        `begin` False, a log that has never had a holder, or has lost its data, is left as it is: raises `EmptyLog`.
+        `begin` False, a log that has never had a holder, or has lost data, is left as it is: raises `LostData`.
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
         grow, with gaps. An unsuccessful request shortens the remaining time of the lease to `ttl_s`, which is the same for all

@@ -20,7 +20,7 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, EmptyLog, Entry, Lease, Renewal, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, LostData, Renewal, Usage
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
@@ -78,6 +78,7 @@ class RedisLog:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
         self._trim = self._redis.register_script(scripts.TRIM)
+        self._seen: dict[str, int] = {}  # lease → its highest epoch
         self._committed: dict[Lease, str] = {}  # lease → token of its last commit
 
     # ------------------------------------------------------------------ streams
@@ -163,14 +164,17 @@ class RedisLog:
 
     async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
         keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name)]
-        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), int(begin)]
-        epoch = await self._growing(lambda: self._acquire(keys=keys, args=args))
-        if epoch == b"":
-            raise EmptyLog(
-                f"Redis at {self._connection.address} has no data of this fleet, although a supervisor has led it: it was "
-                "emptied, or lost its data at a restart; wait some seconds for the last leader to put its state back"
+        seen = self._seen.get(name, 0)
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), 0 if begin else max(1, seen)]
+        answer = int(await self._growing(lambda: self._acquire(keys=keys, args=args)) or 0)
+        epoch = abs(answer)
+        if not epoch or (answer < 0 and epoch < seen):
+            raise LostData(
+                f"Redis at {self._connection.address} has lost data: it does not know the last leader; wait some seconds for "
+                "that one to put its state back"
             )
-        return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
+        self._seen[name] = max(seen, epoch)
+        return None if answer < 0 else Lease(name=name, holder=holder, epoch=epoch)
 
     async def candidate(self, name: str) -> str:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))

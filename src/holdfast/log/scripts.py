@@ -5,9 +5,9 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 "<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
-# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms, 1 = may begin without an epoch, or 0.
-# Returns the epoch as text, '' if there is no epoch and it may not begin, or nil if another holder has the lease. In that case
-# the requester is recorded as candidate, at most twice per TTL of the candidate, and only if there is memory for it. The server
+# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms, an epoch that must have been.
+# Returns the epoch as text, '' if there was no epoch as high as that, or '-' and the epoch of another holder. In that case the
+# requester is recorded as candidate, at most twice per TTL of the candidate, and only if there is memory for it. The server
 # stores when a lease ends, not how long it lasts. After its clock was set back, or a restart with another clock, a lease of
 # seconds would last for hours. All holders request the same TTL, so a longer remaining time is wrong and is shortened.
 #
@@ -23,13 +23,13 @@ if held then
     if redis.call('PTTL', KEYS[3]) < tonumber(ARGV[3]) / 2 then
       redis.pcall('SET', KEYS[3], ARGV[1], 'PX', ARGV[3])
     end
-    return nil
+    return '-' .. (epoch or '0')
   end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return epoch
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-if last == 0 and ARGV[4] == '0' then return '' end
+if last < tonumber(ARGV[4]) then return '' end
 local epoch = string.format('%.0f', math.max(last + 1, tonumber(redis.call('TIME')[1])))
 redis.call('SET', KEYS[2], epoch)
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from eventlogs import redis_log
+from eventlogs import FLEET, redis_log
 from redis import asyncio as aioredis
 from supervising import (
     PlayedAgent,
@@ -22,6 +22,7 @@ from supervising import (
 from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare
+from holdfast.log.keys import Keys
 from holdfast.supervisor.leader.term import LeaseTimes
 
 pytestmark = pytest.mark.anyio
@@ -42,14 +43,19 @@ async def confirmed(supervisor: Running, job: str) -> None:
     await wait_until_async(running, description=f"{job} to run", timeout_s=60)
 
 
-async def leads_again(supervisor: Running, epoch: int) -> None:
-    async def leads() -> bool:
-        async with supervisor.client() as client:
-            answer = await client.get("/v1/version")  # 503 while there is no state at all
-        version = answer.json()
-        return answer.status_code == 200 and version["leader"] and version["epoch"] > epoch
+async def leads_since(supervisors: list[Running], epoch: int) -> Running:
+    """Who leads under a higher epoch."""
 
-    await wait_until_async(leads, description="the leader to lead again", timeout_s=60)
+    async def found() -> Running | None:
+        for each in supervisors:
+            async with each.client() as client:
+                answer = await client.get("/v1/version")  # 503 while there is no state at all
+            version = answer.json()
+            if answer.status_code == 200 and version["leader"] and version["epoch"] > epoch:
+                return each
+        return None
+
+    return await wait_until_async(found, description="a later leader", timeout_s=60)
 
 
 async def reported(supervisor: Running) -> list[str]:
@@ -75,17 +81,16 @@ async def test_an_emptied_redis_gets_its_state_back(redis_url: str, tmp_path: Pa
     log = redis_log(redis_url)
     async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
         first = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a", times=WATCHFUL)
-        ends = [first.control]
+        others = []
         if standby:  # it asks for the lease five times a second, and has no state
-            other = await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), name="b", times=WATCHFUL)
-            ends.append(other.control)
-        async with played_agents(tasks, ["n1", "n2"], ends) as agents:
+            others.append(await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), name="b", times=WATCHFUL))
+        async with played_agents(tasks, ["n1", "n2"], [each.control for each in (first, *others)]) as agents:
             await first.post("/v1/jobs", job_body())
             await until_phase(first, "gpt", "running")
             before, epoch = orders(agents), (await first.get("/v1/version"))["epoch"]
             await redis.flushall()
 
-            await leads_again(first, epoch)
+            assert await leads_since([first, *others], epoch) is first
             await confirmed(first, "gpt")
             assert orders(agents) == before, "a healthy job got orders"
             with anyio.fail_after(30):
@@ -104,29 +109,36 @@ async def test_an_emptied_redis_gets_its_state_back(redis_url: str, tmp_path: Pa
     await log.aclose()
 
 
-async def test_older_data_does_not_undo_what_was_done(redis_url: str, tmp_path: Path) -> None:
-    """After a failover to a replica that lacks the last writes: a job that was submitted since then runs on."""
+@pytest.mark.parametrize("standby", [False, True])
+async def test_older_data_does_not_undo_what_was_done(redis_url: str, tmp_path: Path, standby: bool) -> None:
+    """After a failover to a replica that lacks the last writes, the last election among them: a job that was submitted since
+    then runs on."""
     async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
-        first = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), times=WATCHFUL)
-        async with played_agents(tasks, ["n1", "n2"], [first.control]) as agents:
+        first = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a", times=WATCHFUL)
+        both = [first]
+        if standby:
+            both.append(await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), name="b", times=WATCHFUL))
+        async with played_agents(tasks, ["n1", "n2"], [each.control for each in both]) as agents:
 
-            async def both() -> bool:
+            async def two_nodes() -> bool:
                 return len((await first.get("/v1/nodes"))["items"]) == 2
 
-            await wait_until_async(both, description="two nodes")
+            await wait_until_async(two_nodes, description="two nodes")
             older = {key: await redis.dump(key) for key in await redis.keys()}
-            await first.post("/v1/jobs", job_body())
-            await until_phase(first, "gpt", "running")
-            before, epoch = orders(agents), (await first.get("/v1/version"))["epoch"]
+            epoch = (await first.get("/v1/version"))["epoch"]
+            await redis.delete(Keys(FLEET).lease("supervisor"))
+            leader = await leads_since(both, epoch)
+            await leader.post("/v1/jobs", job_body())
+            await until_phase(leader, "gpt", "running")
+            before, epoch = orders(agents), (await leader.get("/v1/version"))["epoch"]
             async with redis.pipeline(transaction=True) as at_once:
                 at_once.flushall()
                 for key, value in older.items():
                     if value is not None and b":lease:" not in key:
                         at_once.restore(key, 0, value)
                 await at_once.execute()
-
-            await leads_again(first, epoch)
-            await confirmed(first, "gpt")
+            assert await leads_since(both, epoch) is leader
+            await confirmed(leader, "gpt")
             assert orders(agents) == before, "a healthy job got orders"
         tasks.cancel_scope.cancel()
 

@@ -60,3 +60,12 @@ def test_who_knows_more_takes_an_empty_redis_first() -> None:
     state, text = kept.choose(State(), epoch=12)
     assert state == State()
     assert "no supervisor has them in memory" in text
+
+
+def test_older_data_that_nobody_can_complete_is_reported() -> None:
+    kept = led()
+    kept.another_leads()
+    kept.lost = True
+    assert "its last writes" in kept.choose(MINE, epoch=12)[1]
+    kept.another_leads()
+    assert kept.choose(MINE, epoch=12)[1] == ""

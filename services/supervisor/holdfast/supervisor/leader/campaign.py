@@ -15,7 +15,7 @@ import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
-from holdfast.log.protocol import EmptyLog, Lease
+from holdfast.log.protocol import Lease, LostData
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.leader.kept import Kept
@@ -109,18 +109,18 @@ class Leader:
         waiting = False
         logged, logged_at_s = "", 0.0
         ttl_s = self._parts.times.ttl_s
-        empty_since_s: float | None = None
+        lost_since_s: float | None = None
         while True:
             asked_at_s = anyio.current_time()
-            waited_s = 0.0 if empty_since_s is None else asked_at_s - empty_since_s
+            waited_s = 0.0 if lost_since_s is None else asked_at_s - lost_since_s
             begin = waited_s >= self._kept.patience_s(asked_at_s, ttl_s)
             try:
                 lease = await self._log.acquire(LEADER_LEASE, holder, ttl_s, begin=begin)
             except Unavailable as error:
-                if not isinstance(error, EmptyLog):
-                    empty_since_s = None
-                elif empty_since_s is None:
-                    empty_since_s = asked_at_s
+                if not isinstance(error, LostData):
+                    lost_since_s = None
+                elif lost_since_s is None:
+                    self._kept.lost, lost_since_s = True, asked_at_s
                 self._trouble = str(error)
                 if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
                     log.warning("no lease", reason=str(error))
@@ -129,7 +129,7 @@ class Leader:
                 if lease is not None:
                     return lease, asked_at_s
                 self._kept.another_leads()
-                self._trouble, empty_since_s = "", None
+                self._trouble, lost_since_s = "", None
                 if not waiting:
                     log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
                     waiting = True

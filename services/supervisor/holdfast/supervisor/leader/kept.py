@@ -4,7 +4,8 @@ A Redis can come back empty (no persistence, FLUSHALL) or with older data (a fai
 The supervisor that led until then has the newest state, because nothing is done before it is committed. Its next term begins
 from the newer one of the two: the stored state and the kept one.
 
-An empty Redis is left to the supervisor that knows most. For so long after it was found empty nobody takes the lease who
+A Redis that is empty, or does not know the last leader, is left to the supervisor that knows most. For so long after it was
+found so, nobody takes the lease who
 
     led until then                             0            its state is the newest
     led, and another one may have led since    ttl_s        the state of that one would be newer
@@ -26,6 +27,7 @@ ADVICE = "keep an append-only file (holdfast doctor checks it)"
 class Kept:
     def __init__(self) -> None:
         self.led = False  # whether some supervisor is known to have led
+        self.lost = False  # whether Redis was seen without the last leader since
         self._state: State | None = None
         self._left_at_s = 0.0
 
@@ -34,10 +36,10 @@ class Kept:
         self._state, self._left_at_s = state, now_s
 
     def another_leads(self) -> None:
-        self.led, self._state = True, None
+        self.led, self.lost, self._state = True, False, None
 
     def patience_s(self, now_s: float, ttl_s: float) -> float:
-        """How long to leave an empty Redis to a supervisor that may know more."""
+        """How long to leave a Redis that has lost data to a supervisor that may know more."""
         if self._state is not None:
             return 0.0 if now_s - self._left_at_s <= ttl_s else ttl_s
         return 2 * ttl_s if self.led else 0.0
@@ -47,10 +49,11 @@ class Kept:
         state is of this epoch already, which an empty Redis hands out within the second of its last election."""
         kept = self._state
         if kept is None or kept.epoch < stored.epoch or kept.folded_at <= stored.folded_at:
-            if not stored.epoch and self.led:
+            lost = "its last writes" if stored.epoch else "all jobs, incidents and records of nodes"
+            if self.lost or (self.led and not stored.epoch):
                 return stored, (
-                    "Redis has lost all jobs, incidents and records of nodes, and no supervisor has them in memory. Workers "
-                    f"that run are left alone; see docs/supervisor-machine.md, and {ADVICE}"
+                    f"Redis has lost {lost}, and no supervisor has them in memory. Workers of a job that is not known are left "
+                    f"alone; see docs/supervisor-machine.md, and {ADVICE}"
                 )
             return stored, ""
         if kept.epoch >= epoch:

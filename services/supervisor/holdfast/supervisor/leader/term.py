@@ -260,7 +260,7 @@ class Term:
         folded = _with(folded, record)
         await self._log.commit(self._lease, folder.commit(folded, {}))
         folder.keep(folded)
-        self._folder, self._kept.led = folder, True
+        self._folder, self._kept.led, self._kept.lost = folder, True, False
         jobs = sum(not job.phase.finished for job in state.jobs.values())
         log.info(
             "leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=sum(1 for _ in state.sends())
