@@ -82,6 +82,7 @@ class Usage:
 
     used_bytes: int = 0
     limit_bytes: int = 0  # 0 = no limit
+    full: bool = False  # writes are rejected
 
 
 class LostData(Unavailable):

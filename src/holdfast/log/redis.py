@@ -78,7 +78,7 @@ class RedisLog:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
         self._trim = self._redis.register_script(scripts.TRIM)
-        self._seen: dict[str, int] = {}  # lease → its highest epoch
+        self._seen: dict[str, tuple[int, str]] = {}  # lease → highest epoch, and the last renewal by another holder
         self._committed: dict[Lease, str] = {}  # lease → token of its last commit
 
     # ------------------------------------------------------------------ streams
@@ -163,18 +163,20 @@ class RedisLog:
     # ------------------------------------------------------------------ leadership
 
     async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
-        keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name)]
-        seen = self._seen.get(name, 0)
-        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), 0 if begin else max(1, seen)]
-        answer = int(await self._growing(lambda: self._acquire(keys=keys, args=args)) or 0)
-        epoch = abs(answer)
-        if not epoch or (answer < 0 and epoch < seen):
+        keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name), self._keys.renewal(name)]
+        seen, seen_renewal = self._seen.get(name, (0, "0"))
+        known: tuple[int, str] = (0, "0") if begin else (max(1, seen), seen_renewal)
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), *known]
+        answer: Any = await self._growing(lambda: self._acquire(keys=keys, args=args))
+        text, _, renewed = answer.decode().partition(" ")
+        epoch, is_held = abs(int(text or 0)), text.startswith("-")
+        if not epoch or (is_held and (epoch < seen or float(renewed) < float(seen_renewal))):
             raise LostData(
                 f"Redis at {self._connection.address} has lost data: it does not know the last leader; wait some seconds for "
                 "that one to put its state back"
             )
-        self._seen[name] = max(seen, epoch)
-        return None if answer < 0 else Lease(name=name, holder=holder, epoch=epoch)
+        self._seen[name] = max(seen, epoch), renewed or seen_renewal
+        return None if is_held else Lease(name=name, holder=holder, epoch=epoch)
 
     async def candidate(self, name: str) -> str:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
@@ -239,7 +241,9 @@ class RedisLog:
 
     async def usage(self) -> Usage:
         memory: Any = await self._call(lambda: self._redis.info("memory"))
-        return Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
+        used, limit = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+        counted = used - int(memory.get("mem_not_counted_for_evict", 0))
+        return Usage(used, limit, full=0 < limit < counted and not durability.evicting(memory))
 
     async def _bytes_max(self) -> int:
         """Return the memory limit of one stream."""
