@@ -119,8 +119,8 @@ class MortalLog:
     async def aclose(self) -> None:
         await self._log.aclose()
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        return await self._alive().acquire(name, holder, ttl_s)
+    async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
+        return await self._alive().acquire(name, holder, ttl_s, begin=begin)
 
     async def renew(self, lease: Lease, ttl_s: float, at: float | None = None) -> bool:
         return await self._alive().renew(lease, ttl_s, at)

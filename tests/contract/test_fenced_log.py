@@ -7,7 +7,7 @@ from eventlogs import GROUP, Bench, Reader, entries, entry, names, read_all
 from waiting import wait_until_async
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, FencedLog, Lease
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, FencedLog, Lease, LostData
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +40,19 @@ async def test_one_holder_at_a_time(bench: Bench) -> None:
 
 async def test_the_holder_may_take_it_again_under_the_same_epoch(log: FencedLog) -> None:
     assert await lead(log, "a") == await lead(log, "a")
+
+
+async def test_an_empty_log_is_left_to_whoever_may_begin(bench: Bench) -> None:
+    """A log that has lost its data is as empty as a new one."""
+    first, second = bench.open(), bench.open()
+    with pytest.raises(LostData):
+        await first.acquire("leader", "a", TTL_S, begin=False)
+    lease = await lead(second, "b")
+    assert await first.acquire("leader", "a", TTL_S, begin=False) is None
+    await second.release(lease)
+    again = await first.acquire("leader", "a", TTL_S, begin=False)
+    assert again is not None
+    assert again.epoch > lease.epoch
 
 
 async def test_an_expired_lease_goes_to_the_next_with_a_higher_epoch(log: FencedLog) -> None:

@@ -55,7 +55,7 @@ async def test_what_diagnostics_publishes_the_supervisor_reads_and_commits(port:
         assert await reader.snapshot("leader") == {"jobs": b"1"}
         await reader.commit(lease, Commit(snapshot={"jobs": None}))
         assert await reader.snapshot("leader") == {}
-        assert await reader.risk() == ""
+        assert await reader.risks() == ()
         assert await reader.lifetime()
         assert "does not accept SHUTDOWN" in await reader.server.why_not_kill()
     finally:

@@ -157,7 +157,7 @@ def test_probes_of_the_chart_hold_for_a_real_control_plane(tmp_path: Path) -> No
                 probes = [value for key, value in container.items() if key.endswith("Probe")]
                 found[container["name"]] = {each["httpGet"]["path"] for each in probes if "httpGet" in each}
                 assert len(probes) >= 2
-    assert found == {"supervisor": {"/", "/healthz"}, "diagnostics": set(), "redis": set()}
+    assert found == {"supervisor": {"/livez", "/readyz"}, "diagnostics": set(), "redis": set()}
     options = StackOptions(directory=tmp_path, environment={"HOLDFAST_API_TOKEN": "0123456789abcdef"})
     with LocalStack(options) as stack, Client(stack.api_url, token="0123456789abcdef") as client:
         assert client.version()["leader"]

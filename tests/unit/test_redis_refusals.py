@@ -33,3 +33,35 @@ async def test_a_refusal_says_what_to_do(said: str, shown: str) -> None:
     assert found.startswith("Redis at 127.0.0.1:1 does not serve now: ")
     assert shown in advice
     assert "user_script" not in found
+
+
+# Redis 7 names the script behind its words, and redis-py the command of a pipeline before them.
+OF_REDIS_7 = " script: 970fbc7ac74d1bf1c4147279a005d4cd34cd8ed8, on @user_script:18."
+IN_PIPELINE = (
+    "Command # 1 (XADD holdfast:{main}:stream:inbox MAXLEN ~ 100000 * id 3f97/14 type...) of pipeline caused error: "
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"NOREPLICAS Not enough good replicas to write.{OF_REDIS_7}", "NOREPLICAS Not enough good replicas to write"),
+        (
+            f'READONLY {IN_PIPELINE}("You can\'t write against a read only replica.",)',
+            "READONLY You can't write against a read only replica",
+        ),
+        (
+            f"{IN_PIPELINE}('MISCONF Errors writing to the AOF file: No space left on device',)",
+            "MISCONF Errors writing to the AOF file: No space left on device",
+        ),
+    ],
+)
+async def test_a_refusal_is_the_same_wherever_redis_refuses(said: str, shown: str) -> None:
+    connection = Connection("redis://127.0.0.1:1/0", block_s=0.1)
+
+    async def attempt() -> None:
+        raise exceptions.ResponseError(said)
+
+    with pytest.raises(Unavailable) as raised:
+        await connection.call(attempt)
+    assert str(raised.value).partition("; ")[0] == f"Redis at 127.0.0.1:1 does not serve now: {shown}"

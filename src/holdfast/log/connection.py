@@ -9,6 +9,7 @@ commit because Redis stores the last one.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, Unavailable
+from holdfast.log import durability
 
 ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
@@ -36,6 +38,9 @@ _REFUSALS = {
     "NOPERM": "its user lacks a right: docs/security.md has the users of Redis",
 }
 _GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED: the stream of a blocked read was deleted
+
+_PIPELINE = re.compile(r"Command # .* of pipeline caused error: [('\"]*", re.DOTALL)
+_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @user_script:.*", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -93,7 +98,9 @@ class Connection:
         try:
             return await attempt()
         except exceptions.AuthenticationError as error:
-            raise Unavailable(f"Redis at {self.address} refuses the credentials: {error}") from error
+            raise Unavailable(
+                f"Redis at {self.address} refuses the credentials ({error}); {durability.CREDENTIALS_ADVICE}"
+            ) from error
         except (exceptions.TimeoutError, TimeoutError) as error:
             raise self._silent(error) from error  # the command has already timed out; retrying would only take longer
         except (exceptions.ConnectionError, OSError) as error:
@@ -113,14 +120,19 @@ class Connection:
             return GroupGone(text)
         if "OOM" in text:
             return Full(
-                f"the memory of Redis at {self.address} is full ({text}). Training continues, but no decisions are made "
-                "until there "
-                "is room: raise its maxmemory, or delete other data from this Redis"
+                f"the memory of Redis at {self.address} is full, so it rejects writes; raise its maxmemory, or delete other "
+                "data from this Redis"
             )
         for code, advice in _REFUSALS.items():
-            if code in text:  # without the names of scripts and lines before it
-                return Unavailable(f"Redis at {self.address} does not serve now: {text[text.index(code) :]}; {advice}")
+            if code in text:
+                refusal = _without_place(text[text.index(code) :])
+                return Unavailable(f"Redis at {self.address} does not serve now: {refusal}; {advice}")
         return HoldfastError(f"Redis at {self.address} rejected a command: {text}")
+
+
+def _without_place(refusal: str) -> str:
+    """Without the command of a pipeline or the line of a script that Redis refused: the reason is the same."""
+    return _SCRIPT.sub("", _PIPELINE.sub("", refusal)).strip(" ()',.\"")
 
 
 class _Broken(Exception):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.log.protocol import Usage
@@ -11,7 +12,27 @@ ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one
 
 ROOM_ADVICE = "raise Redis' maxmemory, or delete other data from this Redis"
 
+EVICTION_ADVICE = "set maxmemory-policy noeviction, in its configuration too"
+
+CREDENTIALS_ADVICE = "correct its user and password in HOLDFAST_REDIS_URL, and start the service again"
+
 CROWDED = 0.8  # fraction of maxmemory, as in the alert rule HoldfastEventLogFull
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """How a Redis can lose data, and what to do."""
+
+    found: str
+    advice: str
+
+
+def risks(persistence: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterator[Risk]:
+    """Of a Redis with this INFO persistence and INFO memory."""
+    if found := risk(persistence):
+        yield Risk(found, ADVICE)
+    if found := evicting(memory):
+        yield Risk(found, EVICTION_ADVICE)
 
 
 def crowded(usage: Usage) -> str:
@@ -22,6 +43,16 @@ def crowded(usage: Usage) -> str:
         f"it uses {usage.used_bytes / usage.limit_bytes:.0%} of the {usage.limit_bytes / 2**20:.0f} MiB of its limit. When "
         "it is full, no decisions are made; training continues"
     )
+
+
+def evicting(memory: Mapping[str, Any]) -> str:
+    """Describe what this Redis deletes when its memory is full, based on INFO memory; empty if it deletes nothing."""
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return ""
+    limit = int(memory.get("maxmemory", 0))
+    when = f"at the limit of its memory, {limit / 2**20:.0f} MiB," if limit else "as soon as its memory has a limit"
+    return f"its maxmemory-policy is {policy}: {when} it would delete jobs, open incidents or the lease of the leader"
 
 
 def risk(persistence: Mapping[str, Any]) -> str:

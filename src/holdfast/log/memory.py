@@ -91,9 +91,9 @@ class MemoryLog:
 
     # ------------------------------------------------------------------ leadership
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+    async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
         await checkpoint()
-        return self._streams.acquire(name, holder, ttl_s)
+        return self._streams.acquire(name, holder, ttl_s, begin=begin)
 
     async def candidate(self, name: str) -> str:
         await checkpoint()

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from holdfast.domain.errors import Unavailable
+
 CANDIDATE_S: Final = 3.0  # a standby requests the lease several times a second
 
 
@@ -80,6 +82,11 @@ class Usage:
 
     used_bytes: int = 0
     limit_bytes: int = 0  # 0 = no limit
+    full: bool = False  # writes are rejected
+
+
+class LostData(Unavailable):
+    """The log knows of no holder of the lease as late as one that this client has seen, or of none at all."""
 
 
 class EventLog(Protocol):
@@ -130,8 +137,9 @@ class EventLog(Protocol):
 class FencedLog(EventLog, Protocol):
     """An event log that can elect one leader and fence its writes."""
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
+    async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
+        """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended). With
+        `begin` False, a log that has never had a holder, or has lost data, is left as it is: raises `LostData`.
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
         grow, with gaps. An unsuccessful request shortens the remaining time of the lease to `ttl_s`, which is the same for all

@@ -20,7 +20,7 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Renewal, Usage
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, LostData, Renewal, Usage
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
@@ -78,6 +78,7 @@ class RedisLog:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
         self._trim = self._redis.register_script(scripts.TRIM)
+        self._seen: dict[str, tuple[int, str]] = {}  # lease → highest epoch, and the last renewal by another holder
         self._committed: dict[Lease, str] = {}  # lease → token of its last commit
 
     # ------------------------------------------------------------------ streams
@@ -161,11 +162,21 @@ class RedisLog:
 
     # ------------------------------------------------------------------ leadership
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name)]
-        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S)]
-        epoch = await self._growing(lambda: self._acquire(keys=keys, args=args))
-        return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
+    async def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
+        keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name), self._keys.renewal(name)]
+        seen, seen_renewal = self._seen.get(name, (0, "0"))
+        known: tuple[int, str] = (0, "0") if begin else (max(1, seen), seen_renewal)
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), *known]
+        answer: Any = await self._growing(lambda: self._acquire(keys=keys, args=args))
+        text, _, renewed = answer.decode().partition(" ")
+        epoch, is_held = abs(int(text or 0)), text.startswith("-")
+        if not epoch or (is_held and (epoch < seen or float(renewed) < float(seen_renewal))):
+            raise LostData(
+                f"Redis at {self._connection.address} has lost data: it does not know the last leader; wait some seconds for "
+                "that one to put its state back"
+            )
+        self._seen[name] = max(seen, epoch), renewed or seen_renewal
+        return None if is_held else Lease(name=name, holder=holder, epoch=epoch)
 
     async def candidate(self, name: str) -> str:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
@@ -230,7 +241,9 @@ class RedisLog:
 
     async def usage(self) -> Usage:
         memory: Any = await self._call(lambda: self._redis.info("memory"))
-        return Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
+        used, limit = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+        counted = used - int(memory.get("mem_not_counted_for_evict", 0))
+        return Usage(used, limit, full=0 < limit < counted and not durability.evicting(memory))
 
     async def _bytes_max(self) -> int:
         """Return the memory limit of one stream."""
@@ -278,9 +291,10 @@ class RedisLog:
     async def ping(self) -> None:
         await self._call(self._redis.ping, delays_s=())
 
-    async def risk(self) -> str:
-        """Describe the data that a restart of this Redis would lose; empty if none."""
-        return durability.risk(await self.server.persistence())
+    async def risks(self) -> Sequence[durability.Risk]:
+        """Describe how this Redis can lose data."""
+        memory: Any = await self._call(lambda: self._redis.info("memory"))
+        return tuple(durability.risks(await self.server.persistence(), memory))
 
     async def aclose(self) -> None:
         await self._connection.aclose()

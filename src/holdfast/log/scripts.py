@@ -5,16 +5,18 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 "<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
-# KEYS: lease, epoch, candidate. ARGV: holder, TTL in ms, TTL of the candidate in ms. Returns the epoch as text, or nil if
-# another holder has the lease. In that case the requester is recorded as candidate, at most twice per TTL of the candidate, and
-# only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was set back, or a
-# restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a longer remaining
-# time is wrong and is shortened.
+# KEYS: lease, epoch, candidate, renewal. ARGV: holder, TTL in ms, TTL of the candidate in ms, an epoch and a time of a renewal
+# that must have been. Returns the epoch as text, '' if there was no such epoch or renewal, or '-' and the epoch of another
+# holder, with the time of its last renewal. In that case the requester is recorded as candidate, at most twice per TTL of the
+# candidate, and only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was
+# set back, or a restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a
+# longer remaining time is wrong and is shortened.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
+local renewed = string.match(redis.call('GET', KEYS[4]) or '', '^%S+') or '0'
 if held then
   local epoch, holder = string.match(held, '^(%d+) (.*)$')
   if holder ~= ARGV[1] then
@@ -23,12 +25,13 @@ if held then
     if redis.call('PTTL', KEYS[3]) < tonumber(ARGV[3]) / 2 then
       redis.pcall('SET', KEYS[3], ARGV[1], 'PX', ARGV[3])
     end
-    return nil
+    return '-' .. (epoch or '0') .. ' ' .. renewed
   end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return epoch
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+if last < tonumber(ARGV[4]) or tonumber(renewed) < tonumber(ARGV[5]) then return '' end
 local epoch = string.format('%.0f', math.max(last + 1, tonumber(redis.call('TIME')[1])))
 redis.call('SET', KEYS[2], epoch)
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])

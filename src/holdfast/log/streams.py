@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import names
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, Renewal
+from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, LostData, Renewal
 
 RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
@@ -152,13 +152,15 @@ class Streams:
 
     # ------------------------------------------------------------------ leadership
 
-    def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+    def acquire(self, name: str, holder: str, ttl_s: float, *, begin: bool = True) -> Lease | None:
         held = self._current(name)
         if held is not None and held.lease.holder != holder:
             held.until_s = min(held.until_s, self._clock() + ttl_s)
             self._candidates[name] = (holder, self._clock() + CANDIDATE_S)
             return None
         if held is None:
+            if name not in self._epochs and not begin:
+                raise LostData(f"there has been no holder of the lease {name!r}")
             self._epochs[name] = max(self._epochs.get(name, 0) + 1, self._next_epoch())
             held = _Held(Lease(name=name, holder=holder, epoch=self._epochs[name]), 0.0)
             self._held[name] = held

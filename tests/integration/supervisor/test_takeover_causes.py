@@ -116,7 +116,13 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             refused = await client.post("/v1/jobs/gpt/stop")
             assert refused.status_code == 503
             assert "is full" in refused.json()["detail"]
-            assert "Training continues" in refused.json()["detail"]
+
+            async def unhealthy() -> bool:
+                return (await client.get("/healthz")).status_code == 503
+
+            await wait_until_async(unhealthy, description="the health check to say so", timeout_s=30)
+            assert "is full" in (await client.get("/healthz")).json()["detail"]
+            assert (await client.get("/readyz")).status_code == (await client.get("/livez")).status_code == 200
             await anyio.sleep(2 * QUICK.ttl_s)  # a lease can be renewed, and a new one cannot be taken
             assert [dict(agent.executed) for agent in agents] == before, "nothing was ordered"
             await redis.config_set("maxmemory", MEMORY_MAX)
@@ -124,6 +130,7 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             [incident] = await resolved(supervisor)
             assert incident["kind"] == "worker_crash"
             assert_prepared_once(agents)
+            assert (await client.get("/healthz")).status_code == 200
         tasks.cancel_scope.cancel()
     await log.aclose()
 

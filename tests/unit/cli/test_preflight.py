@@ -15,7 +15,7 @@ import redis
 
 from holdfast.cli import doctor
 from holdfast.cli.claim import PID_FILE, SOCKET_PATH_BYTES_MAX, Claim
-from holdfast.cli.preflight import redis_risk, redis_version, require_ports, without_password
+from holdfast.cli.preflight import redis_risks, redis_version, require_ports, without_password
 from holdfast.cli.processes import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
@@ -143,11 +143,33 @@ def test_a_redis_that_forgets_says_what_it_costs(redis_url: str) -> None:
         before = client.config_get("appendonly")["appendonly"]
         try:
             client.config_set("appendonly", "no")
-            assert "a restart of Redis would lose jobs, open incidents and orders" in redis_risk(redis_url)
+            [risk] = redis_risks(redis_url)
+            assert "a restart of Redis would lose jobs, open incidents and orders" in risk.found
             client.config_set("appendonly", "yes")
-            assert redis_risk(redis_url) == ""
+            assert redis_risks(redis_url) == []
         finally:
             client.config_set("appendonly", before)
+
+
+def test_a_redis_that_evicts_keys_says_what_it_would_delete(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.config_get("maxmemory-policy")["maxmemory-policy"]
+        try:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            assert ["maxmemory-policy is allkeys-lru" in risk.found for risk in redis_risks(redis_url)].count(True) == 1
+        finally:
+            client.config_set("maxmemory-policy", before)
+
+
+def test_a_redis_that_refuses_the_password_is_not_taken_for_absent(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("ACL", "SETUSER", "known", "on", ">right", "+@all")
+        wrong = redis_url.replace("://", "://known:wrong@")
+        try:
+            with pytest.raises(Unavailable, match=r"refuses the credentials .* correct its user and password"):
+                redis_version(wrong)
+        finally:
+            client.execute_command("ACL", "DELUSER", "known")
 
 
 def test_a_redis_that_does_not_say_is_not_taken_for_safe() -> None:

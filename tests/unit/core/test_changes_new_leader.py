@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
@@ -213,8 +214,30 @@ def test_a_node_that_may_hold_newer_shards_is_waited_for_from_its_connection_on(
     assert fleet.now > connected
 
 
+@pytest.mark.parametrize("saved", [500, 0])
+def test_a_new_leader_asks_for_the_first_save_of_a_job_that_had_saved_nothing_before(saved: int) -> None:
+    """Redis was away for long: the job made its first saves meanwhile, and then a rank failed."""
+    fleet = running(job(dp=2))
+    fleet.now += 1000.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for rank, node in enumerate(("n0", "n1")):
+        fleet.expect(JobPhase.WAITING)
+        assert fleet.job.running is not None
+        fleet.hello(node, running=1, announced=(JOB,) if saved else ())
+        if saved:
+            fleet.expect(JobPhase.WAITING)
+            fleet.report(node, Inventory(JOB, (shard(saved, rank, node, attempt=fleet.job.running.attempt),)))
+    fleet.expect(JobPhase.PREPARING)
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == saved
+
+
 def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> None:
     fleet = running(job(dp=2))
+    fleet.state = evolve(
+        fleet.state, jobs={JOB: evolve(fleet.job, progress=evolve(fleet.job.progress, reports_no_steps=True))}
+    )
     fleet.fold(LeaderStarted(fleet.now, 2))
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     assert fleet.job.phase is JobPhase.PREPARING

@@ -35,6 +35,7 @@ class Api:
     log: MemoryLog
     history: SqliteHistory
     progress: Progress
+    backend: Backend
     picture: Picture | None = field(default_factory=lambda: Picture(State(), leading=True))
     folded: int = 0
 
@@ -104,7 +105,7 @@ async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator
             app = build(backend)
             applications.append(app)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        made = Api(httpx.AsyncClient(transport=transport, base_url="http://test"), log, history, progress)
+        made = Api(httpx.AsyncClient(transport=transport, base_url="http://test"), log, history, progress, backend)
         opened.append(made)
         return made
 

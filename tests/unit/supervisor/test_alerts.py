@@ -23,6 +23,7 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS
 from holdfast.log.protocol import Entry
 from holdfast.supervisor.alerts.alert import TEXT_CHARS_MAX, Alert, Level, Topic, alert_of
+from holdfast.supervisor.alerts.outage import AFTER_S, Outage
 from holdfast.supervisor.alerts.sender import QUEUE_MAX, RATE_MAX, RATE_S, RETRY_FOR_S, Address, Alerts
 from holdfast.supervisor.alerts.targets import SIGNATURE, Webhook, notifiers
 from holdfast.supervisor.protocol import IncidentChanged, JobChanged, JobPhase, Noted
@@ -92,6 +93,9 @@ def test_the_breaker_and_other_notes() -> None:
     assert found is not None
     assert found.title == "circuit breaker open"
     assert alert_of(Noted(7.0, "n1", "ignored: …"), ALL) is None
+    lost = alert_of(Noted(8.0, "redis", "Redis has lost all data"), ALL)
+    assert lost is not None
+    assert (lost.topic, lost.level, lost.text) == (Topic.REDIS, Level.ERROR, "Redis has lost all data")
 
 
 def test_topics_that_were_not_chosen_and_texts_without_end() -> None:
@@ -371,3 +375,24 @@ def test_topics(tmp_path: Path) -> None:
     assert settings(tmp_path, alert_topics="failed, waiting").alerts_about == {Topic.FAILED, Topic.WAITING}
     with pytest.raises(InvalidSpec, match=r"topics of failed, waiting, .*breaker"):
         _ = settings(tmp_path, alert_topics="failed,everything").alerts_about
+
+
+def test_an_outage_of_redis_is_one_alert_and_its_end_another() -> None:
+    outage, refused = Outage("sup-1"), "Redis at 127.0.0.1:1 is full; make room"
+    assert outage.seen(refused, 0.0, 1000.0) is None
+    assert outage.seen("", 30.0, 1030.0) is None, "a short one is none"
+    assert outage.seen(refused, 40.0, 1040.0) is None
+    assert outage.seen(refused, 39.0 + AFTER_S, 5.0) is None, "by no clock that jumps"
+    alert = outage.seen(refused, 40.0 + AFTER_S, 1100.0)
+    assert alert is not None
+    assert (alert.topic, alert.level, alert.title) == (
+        Topic.REDIS,
+        Level.ERROR,
+        "supervisor sup-1 cannot act on faults",
+    )
+    assert refused in alert.text
+    assert outage.seen(refused, 400.0, 1400.0) is None
+    over = outage.seen("", 401.0, 1401.0)
+    assert over is not None
+    assert (over.level, over.title) == (Level.INFO, "supervisor sup-1 can act on faults again")
+    assert outage.seen("", 402.0, 1402.0) is None

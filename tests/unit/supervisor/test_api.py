@@ -326,9 +326,25 @@ async def test_a_log_that_is_away(api: Any, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("append", "ping", "last_position"):
         monkeypatch.setattr(api.log, name, away)
     assert "127.0.0.1:1" in problem(await api.http.post("/v1/jobs", json=job_body()), 503)["detail"]
-    problem(await api.http.get("/healthz"), 503)
-    problem(await api.http.get("/v1/events"), 503)
+    for path in ("/healthz", "/readyz", "/v1/events"):
+        problem(await api.http.get(path), 503)
+    assert (await api.http.get("/livez")).status_code == 200
     assert (await api.http.get("/healthz")).json()["type"] == "urn:holdfast:problem:redis-away"
+
+
+async def test_three_probes_answer_three_questions(api: Any) -> None:
+    """Redis answers and refuses writes, so nobody leads: a start would not mend it, and requests get the reason here."""
+    api.picture = Picture(State())
+    assert (await api.http.get("/healthz")).json() == {"status": "ok", "leader": False}, "another one leads"
+    api.backend.trouble = lambda: "Redis at 127.0.0.1:1 is full; make room"
+    assert problem(await api.http.get("/healthz"), 503)["detail"] == "Redis at 127.0.0.1:1 is full; make room"
+    assert (await api.http.get("/readyz")).status_code == 200
+    assert (await api.http.get("/livez")).json() == "ok"
+    for path, status in (("/livez", 200), ("/readyz", 200), ("/healthz", 503)):
+        assert (await api.http.head(path)).status_code == status, "load balancers ask by HEAD"
+    api.picture = None
+    problem(await api.http.get("/readyz"), 503)
+    assert (await api.http.get("/livez")).status_code == 200
 
 
 async def test_a_bug_is_a_problem_too(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ def test_a_standby_without_a_leader_shows_no_run_as_running() -> None:
     assert node_views.reason_of_node(standby, node, fleet.now).startswith(
         "no supervisor leads, so this is the state at "
     )
+    refused = Picture(standby.state, trouble="Redis is full; make room")
+    assert " (Redis is full; make room); until then: " in job_views.job_summary(refused, Progress(), fleet.job).reason
     fleet.finish()
     over = Picture(fleet.state)
     assert job_views.job_summary(over, Progress(), fleet.job).phase == "completed"

@@ -25,13 +25,12 @@ from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
 from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi, Untrusted, default_url
-from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
+from holdfast.cli.preflight import redis_risks, redis_version, without_password
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.hosts import is_loopback
 from holdfast.domain.words import plural
-from holdfast.log import durability
 from holdfast.plugins import Group
 from holdfast.runtime.api_certificate import API_CERT
 from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of, read_pem
@@ -143,15 +142,13 @@ def _redis() -> Iterator[Check]:
         shown = f"configured: {without_password(url)}"
         try:
             shown += f", version {redis_version(url)}"
-            risk, crowded = redis_risk(url), redis_crowded(url)
+            risks = redis_risks(url)
         except HoldfastError as error:
             yield Check("Redis", "problem", shown, str(error).removeprefix("--redis-url: "))
         else:
-            if risk:
-                yield Check("Redis", "problem", f"{shown}; {risk}", durability.ADVICE)
-            elif crowded:
-                yield Check("Redis", "problem", f"{shown}; {crowded}", durability.ROOM_ADVICE)
-            else:
+            for risk in risks:
+                yield Check("Redis", "problem", f"{shown}; {risk.found}", risk.advice)
+            if not risks:
                 yield Check("Redis", "ok", shown)
         return
     try:

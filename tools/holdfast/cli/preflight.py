@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
+from holdfast.log.durability import Risk
 from holdfast.log.protocol import Usage
 
 REDIS_TIMEOUT_S = 3.0
@@ -64,15 +65,14 @@ def redis_version(url: str) -> str:
     return version
 
 
-def redis_risk(url: str) -> str:
-    """Describe what a restart of the server at `url` would lose; empty if nothing. Raises as `redis_version` does."""
-    return durability.risk(_redis_info(url, "persistence"))
-
-
-def redis_crowded(url: str) -> str:
-    """Describe the memory use of the server at `url` if it is near the limit, else empty. Raises as `redis_version` does."""
+def redis_risks(url: str) -> list[Risk]:
+    """Describe how the server at `url` can lose data, and whether its memory is nearly full. Raises as `redis_version` does."""
     memory = _redis_info(url, "memory")
-    return durability.crowded(Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))))
+    found = [*durability.risks(_redis_info(url, "persistence"), memory)]
+    usage = Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
+    if crowded := durability.crowded(usage):
+        found.append(Risk(crowded, durability.ROOM_ADVICE))
+    return found
 
 
 def _redis_info(url: str, section: str) -> dict[str, Any]:
@@ -86,6 +86,10 @@ def _redis_info(url: str, section: str) -> dict[str, Any]:
     with client:
         try:
             info: dict[str, Any] = client.info(section)
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise Unavailable(
+                f"--redis-url: Redis at {shown} refuses the credentials ({error}); {durability.CREDENTIALS_ADVICE}"
+            ) from error
         except (redis.RedisError, OSError) as error:
             raise Unavailable(
                 f"--redis-url: no Redis answers at {shown} ({error}); start one, or omit the option to use an embedded one"

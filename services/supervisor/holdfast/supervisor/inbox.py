@@ -128,6 +128,7 @@ class InboxWriter:
         self._queue = InboxQueue(uuid.uuid4().hex)
         self._wake = anyio.Event()
         self._room = anyio.Event()
+        self.trouble = ""  # why the last append failed; empty = it succeeded
 
     def put(self, entry: Entry, written: Callable[[], None] = _nothing) -> None:
         """Never waits; sessions call `wait_for_room` before they read more. `written` is called once it is in the log."""
@@ -175,7 +176,12 @@ class InboxWriter:
             try:
                 await self._log.append(INBOX, *entries)
             except Unavailable as error:
-                log.warning("the event log is unavailable; holding reports", held=len(self._queue), reason=str(error))
+                if str(error) != self.trouble:
+                    log.warning(
+                        "the event log is unavailable; holding reports", held=len(self._queue), reason=str(error)
+                    )
+                self.trouble = str(error)
                 await backoff.sleep()
             else:
+                self.trouble = ""
                 return

@@ -15,7 +15,6 @@ import structlog
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
 from holdfast.kubernetes.bridge import Bridge
-from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime import freeze, telemetry
@@ -28,6 +27,7 @@ from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer, add_to_server
+from holdfast.supervisor.alerts import outage
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.alerts.targets import Webhook, notifiers
 from holdfast.supervisor.api.app import build
@@ -66,8 +66,8 @@ async def serve(settings: SupervisorSettings) -> None:
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
-        if risk := await event_log.risk():
-            log.warning("Redis may forget", reason=risk, advice=durability.ADVICE)
+        for risk in await event_log.risks():
+            log.warning("Redis may forget", reason=risk.found, advice=risk.advice)
         await run(settings, event_log)
     finally:
         with anyio.CancelScope(shield=True):
@@ -138,7 +138,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             settings.alerts_about,
             consumer=settings.supervisor_name,
         )
-        viewer = Viewer(leader.picture, event_log)
+        viewer = Viewer(leader.picture, event_log, lambda: leader.trouble)
         backend = Backend(
             identity=Identity(
                 settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value(), tokens, oidc
@@ -165,6 +165,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             guarded(tasks, "keys of the OIDC issuer", oidc.keys.keep)
         if alerts:
             guarded(tasks, "alerts", alerts.run)
+            trouble = partial(outage.watch, settings.supervisor_name, lambda: leader.trouble, alerts)
+            guarded(tasks, "outages", trouble)
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
 

@@ -12,6 +12,7 @@ from holdfast.supervisor.protocol import FindingJudged, IncidentChanged, JobChan
 from holdfast.supervisor.published import Published
 
 BREAKER = "breaker"  # the subject of what the circuit breaker notes
+REDIS = "redis"  # the subject of what is noted about data that Redis has lost
 TEXT_CHARS_MAX = 2000
 
 
@@ -25,6 +26,7 @@ class Topic(StrEnum):
     INCIDENT = "incident"  # an incident is over, and what it took
     NOTIFY = "notify"  # a policy answered `notify`, or the first start of a job takes long
     BREAKER = "breaker"  # automatic recovery was suspended or enabled again
+    REDIS = "redis"  # Redis has lost data, or a supervisor cannot act on faults without it
     TEST = "test"  # `holdfast notify test`
 
 
@@ -78,6 +80,9 @@ def alert_of(record: Published, topics: Collection[Topic]) -> Alert | None:
         case Noted(subject=subject) if subject == BREAKER:
             title = f"circuit breaker {record.text.partition(':')[0]}"
             alert = Alert(f"breaker:{record.at:.3f}", record.at, Topic.BREAKER, Level.ERROR, title, _cut(record.text))
+        case Noted(subject=subject) if subject == REDIS:
+            title = "Redis has lost data"
+            alert = Alert(f"redis:{record.at:.3f}", record.at, Topic.REDIS, Level.ERROR, title, _cut(record.text))
         case _:
             alert = None
     return alert if alert is not None and alert.topic in topics else None

@@ -159,6 +159,11 @@ class Alerts:
                 tasks.start_soon(send, number, address)
         return dict(sorted(outcome.items()))
 
+    def offer(self, alert: Alert) -> None:
+        """Queue it for every address, if its topic is chosen. Never waits."""
+        for address in self._addresses if alert.topic in self._topics else ():
+            address.offer(alert)
+
     async def _follow(self) -> None:
         batches = self._log.subscribe(EVENTS, group=ALERTS_GROUP, consumer=self._consumer, start="$")
         async for batch in batches:
@@ -169,8 +174,7 @@ class Alerts:
                     log.error("a record cannot be read", stream=EVENTS, position=delivery.position, reason=str(error))
                     continue
                 if (alert := alert_of(record, self._topics)) is not None:
-                    for address in self._addresses:
-                        address.offer(alert)
+                    self.offer(alert)
             if batch:
                 await self._acknowledge([delivery.position for delivery in batch])
 

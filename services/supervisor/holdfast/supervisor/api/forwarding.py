@@ -2,8 +2,8 @@
 
     client ──► standby ──► leader     method, path, query, body and headers as they came, the answer as it comes, streams too
 
-`/v1/version`, `/v1/session`, `/healthz`, the documentation and the dashboard's files are a supervisor's own. What a standby
-cannot forward:
+`/v1/version`, `/v1/session`, `/livez`, `/readyz`, `/healthz`, the documentation and the dashboard's files are a supervisor's
+own. What a standby cannot forward:
 
     nobody is known to lead                      503, to be asked again in a second
     the leader cannot be reached                 answered here: reads from the newest snapshot, commands through the inbox

@@ -106,7 +106,8 @@ def _held(picture: Picture, job: Job) -> str:
 def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
     state = picture.state
     if silent and not picture.leading:
-        return f"{NO_LEADER} at {moment(state.folded_at, time.time())}; until then: {job.reason}"
+        why = f" ({picture.trouble})" if picture.trouble else ""
+        return f"{NO_LEADER} at {moment(state.folded_at, time.time())}{why}; until then: {job.reason}"
     held = _held(picture, job)
     if silent:
         why = held or f"not confirmed by {listed(sorted(silent))} that every rank lives"

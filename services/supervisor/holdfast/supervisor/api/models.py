@@ -101,7 +101,7 @@ class Version(Model):
     ] = ""
     trouble: Annotated[
         str,
-        Field(description="why this supervisor can neither lead nor stand by; empty = it leads, or another one does"),
+        Field(description="why this supervisor makes no decisions; empty = it makes them, or another one leads"),
     ] = ""
     epoch: int
     event_log: Annotated[

@@ -1,17 +1,25 @@
-"""`/v1/operations`, `/v1/breaker`, `/v1/kubernetes`, `/v1/version` and `/healthz`."""
+"""`/v1/operations`, `/v1/breaker`, `/v1/kubernetes`, `/v1/version`, and three questions that orchestrators and monitors ask:
+
+/livez      must this process be started again?    no, while it answers at all: a start does not mend Redis
+/readyz     should requests be sent here?          while Redis answers, and there is a state to show
+/healthz    are faults acted on?                   while this supervisor, or another one, leads; otherwise the reason
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from fastapi import APIRouter
 
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
+from holdfast.log import durability
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
 from holdfast.supervisor.api.backend import Commands, Serving
+from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.protocol import BreakerResetRequested
 
 router = APIRouter(tags=["operations"])
@@ -88,8 +96,30 @@ async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
         return ""  # the rest is known without it
 
 
-@health.get("/healthz")
-async def healthz(backend: Serving) -> models.Health:
-    """200 while the event log answers and there is a state to show; 503 with the reason otherwise."""
+@health.head("/livez", include_in_schema=False)
+@health.get("/livez")
+async def livez() -> Literal["ok"]:
+    """200 while this process answers, whatever Redis does: for a probe that starts the process again."""
+    return "ok"
+
+
+@health.head("/readyz", include_in_schema=False)
+@health.get("/readyz")
+async def readyz(backend: Serving) -> models.Health:
+    """200 while Redis answers and there is a state to show, also if nobody leads: for a load balancer. 503 with the reason
+    otherwise."""
     await backend.log.ping()
     return models.Health(status="ok", leader=(await backend.picture()).leading)
+
+
+@health.head("/healthz", include_in_schema=False)
+@health.get("/healthz")
+async def healthz(backend: Serving) -> models.Health:
+    """200 while faults are acted on, by this supervisor or another one: for a monitor. 503 with the reason otherwise; training
+    continues."""
+    health = await readyz(backend)
+    if trouble := backend.trouble():
+        raise NotLeading(trouble)
+    if (await backend.log.usage()).full:  # a leader that has had nothing to write does not know it yet
+        raise NotLeading(f"the memory of Redis is full, so it rejects writes; {durability.ROOM_ADVICE}")
+    return health

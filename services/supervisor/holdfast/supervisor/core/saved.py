@@ -136,7 +136,8 @@ def inventories_complete(turn: Turn, job: Job, stale: Sequence[str]) -> bool:
     if stale:
         return False
     election = elect_for(turn, job, running.mesh, running.placements)
-    return election.restore.step > 0 and not inventories_due(turn, job, election)
+    found = election.restore.step > 0 or not job.checkpoints.ever_saved
+    return found and not inventories_due(turn, job, election)
 
 
 def known_now(turn: Turn, job: Job) -> str:
@@ -170,11 +171,17 @@ def stale(turn: Turn, job: Job) -> list[str]:
 
     Includes nodes whose session ended while a new leader waits for it: agents reconnect to it one after the other.
     """
-    if not job.checkpoints.ever_saved:
+    if not (job.checkpoints.ever_saved or _may_have_saved(job)):
         return []
     known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
     nodes = (turn.nodes[name] for name in sorted(known))
     return [node.name for node in nodes if not node.lost and turn.at < node.stale_until and _is_due(node, job)]
+
+
+def _may_have_saved(job: Job) -> bool:
+    """Whether a job of which no save is known may have made its first one while nobody led. A script without the library saves
+    nothing."""
+    return job.running is not None and not job.progress.reports_no_steps
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> dict[str, float]:

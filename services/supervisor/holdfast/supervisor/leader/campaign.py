@@ -15,9 +15,10 @@ import structlog
 
 from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
-from holdfast.log.protocol import Lease
+from holdfast.log.protocol import Lease, LostData
 from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
+from holdfast.supervisor.leader.kept import Kept
 from holdfast.supervisor.leader.term import Parts, Term
 from holdfast.supervisor.picture import Picture
 
@@ -46,7 +47,8 @@ class Leader:
         self._parts = parts
         self._log = parts.event_log
         self._term: Term | None = None
-        self.trouble = ""  # why the lease cannot be requested; empty = it can, or it is held
+        self._kept = Kept()
+        self._trouble = ""  # why the last request for the lease, or the last term, failed
 
     def sessions(self) -> Sessions | None:
         return self._term.sessions if self._term is not None else None
@@ -60,6 +62,14 @@ class Leader:
 
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None
+
+    @property
+    def trouble(self) -> str:
+        """Why no decisions are made here although this supervisor leads or could lead; empty if it decides, or another one
+        leads."""
+        if self._term is not None and self._term.picture is not None:
+            return self._term.trouble
+        return self._trouble
 
     def now(self) -> float:
         """The time of the state while this supervisor leads, which may differ from this machine's clock; otherwise that clock.
@@ -80,12 +90,15 @@ class Leader:
     async def run(self) -> None:
         """Run until cancelled. Raises errors that no other supervisor could handle either: an unreadable snapshot, a bug."""
         backoff = Backoff(first_s=0.02, max_s=0.5)
+        self._kept.led = await self._parts.history.leader() is not None
         while True:
             lease, asked_at_s = await self._campaign()
             try:
                 await self._lead(lease, asked_at_s)
             except* (StaleEpoch, Unavailable) as lost:
                 log.warning("stepping down", epoch=lease.epoch, reason="; ".join(sorted(_messages(lost))))
+                unavailable, _ = lost.split(Unavailable)
+                self._trouble = "; ".join(sorted(_messages(unavailable))) if unavailable is not None else ""
                 if anyio.current_time() - asked_at_s > self._parts.times.ttl_s:
                     backoff.reset()
             await backoff.sleep()
@@ -95,26 +108,35 @@ class Leader:
         holder = holder_name(self._parts.supervisor, self._parts.api)
         waiting = False
         logged, logged_at_s = "", 0.0
+        ttl_s = self._parts.times.ttl_s
+        lost_since_s: float | None = None
         while True:
             asked_at_s = anyio.current_time()
+            waited_s = 0.0 if lost_since_s is None else asked_at_s - lost_since_s
+            begin = waited_s >= self._kept.patience_s(asked_at_s, ttl_s)
             try:
-                lease = await self._log.acquire(LEADER_LEASE, holder, self._parts.times.ttl_s)
+                lease = await self._log.acquire(LEADER_LEASE, holder, ttl_s, begin=begin)
             except Unavailable as error:
-                self.trouble = str(error)
+                if not isinstance(error, LostData):
+                    lost_since_s = None
+                elif lost_since_s is None:
+                    self._kept.lost, lost_since_s = True, asked_at_s
+                self._trouble = str(error)
                 if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
                     log.warning("no lease", reason=str(error))
                     logged, logged_at_s = str(error), asked_at_s
             else:
-                self.trouble = ""
                 if lease is not None:
                     return lease, asked_at_s
+                self._kept.another_leads()
+                self._trouble, lost_since_s = "", None
                 if not waiting:
                     log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
                     waiting = True
             await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
 
     async def _lead(self, lease: Lease, asked_at_s: float) -> None:
-        self._term = Term(self._parts, lease=lease, leased_at_s=asked_at_s)
+        self._term = Term(self._parts, lease=lease, leased_at_s=asked_at_s, kept=self._kept)
         try:
             await self._term.run()
         finally:

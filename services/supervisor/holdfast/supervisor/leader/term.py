@@ -32,6 +32,7 @@ from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
+from holdfast.supervisor.alerts.alert import REDIS
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.core.capacity import lacking
 from holdfast.supervisor.fault_rules import OwnFaultRules
@@ -41,6 +42,7 @@ from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.cluster import ClusterBridge, FleetOfTerm
 from holdfast.supervisor.leader.fold import Folded, Folder
 from holdfast.supervisor.leader.intake import Input, Intake, take
+from holdfast.supervisor.leader.kept import Kept
 from holdfast.supervisor.leader.own_faults import OwnFaults
 from holdfast.supervisor.leader.timers import Timers
 from holdfast.supervisor.link_rules import LinkRules
@@ -58,6 +60,7 @@ from holdfast.supervisor.protocol import (
     LeaderStarted,
     MoreNodesRequested,
     NodeReported,
+    Noted,
     PolicyAnswered,
     Post,
     ProviderAnswered,
@@ -129,12 +132,13 @@ class Parts:
 class Term:
     """Run once. `sessions` accepts agents from the beginning: their reports wait in the inbox until they are folded."""
 
-    def __init__(self, parts: Parts, *, lease: Lease, leased_at_s: float) -> None:
-        """`leased_at_s`: by the loop's clock, before the lease was requested."""
+    def __init__(self, parts: Parts, *, lease: Lease, leased_at_s: float, kept: Kept | None = None) -> None:
+        """`leased_at_s`: by the loop's clock, before the lease was requested. `kept`: the state of earlier terms here."""
         self._parts = parts
         self._log = parts.event_log
         self._lease = lease
         self._leased_at_s = leased_at_s
+        self._kept = kept or Kept()
         self._clock = SteadyClock(parts.clock, anyio.current_time)
         self._demand = Demand(parts.demand)
         self._own_faults = parts.own_faults or OwnFaults(OwnFaultRules(), parts.event_log)
@@ -165,6 +169,11 @@ class Term:
             telemetry_cut_s=self.sessions.telemetry_cut_s,
         )
 
+    @property
+    def trouble(self) -> str:
+        """Why reports and requests wait outside the event log; empty if none does."""
+        return self._inbox.trouble
+
     async def run(self) -> None:
         """Run until the lease or the event log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
         try:
@@ -182,6 +191,8 @@ class Term:
                 if self._parts.bridge is not None:
                     guarded(tasks, "bridge", partial(self._parts.bridge.run, self._fleet()))
         finally:
+            if self._folder is not None:
+                self._kept.keep(self._folder.state, anyio.current_time())
             self._folder = None
             self.sessions.close_all("not the leader any more")
 
@@ -226,8 +237,9 @@ class Term:
     async def _begin(self) -> None:
         """Load the state that the last leader committed, and issue again what it may not have carried out."""
         parts = await self._log.snapshot(LEADER_LEASE)
-        state = _load(parts)
-        if snapshot.is_current(parts):
+        stored = _load(parts)
+        state, lost = self._kept.choose(stored, self._lease.epoch)
+        if state is stored and snapshot.is_current(parts):
             folder = Folder(state, self._lease.epoch, committed=state)
         else:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
@@ -246,10 +258,12 @@ class Term:
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
         record = LeaderChanged(at, self._lease.epoch, self._parts.supervisor, self._parts.api)
+        if lost:
+            folded = _with(folded, Noted(at, REDIS, lost))
         folded = _with(folded, record)
         await self._log.commit(self._lease, folder.commit(folded, {}))
         folder.keep(folded)
-        self._folder = folder
+        self._folder, self._kept.led, self._kept.lost = folder, True, False
         jobs = sum(not job.phase.finished for job in state.jobs.values())
         log.info(
             "leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=sum(1 for _ in state.sends())
@@ -427,7 +441,7 @@ class Term:
                 assert_never(command)
 
 
-def _with(folded: Folded, record: LeaderChanged) -> Folded:
+def _with(folded: Folded, record: LeaderChanged | Noted) -> Folded:
     return evolve(folded, published=(record, *folded.published))
 
 

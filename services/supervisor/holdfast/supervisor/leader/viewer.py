@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from holdfast.log.names import LEADER_LEASE
@@ -15,8 +17,9 @@ SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
 class Viewer:
     """The leader's own state, or, on a standby, the newest snapshot, which is as old as the last change."""
 
-    def __init__(self, live: Live, log: FencedLog) -> None:
+    def __init__(self, live: Live, log: FencedLog, trouble: Callable[[], str]) -> None:
         self._live = live
+        self._trouble = trouble
         self._log = log
         self._snapshot: Picture | None = None
         self._read_at = -SNAPSHOT_AGE_MAX_S
@@ -27,6 +30,6 @@ class Viewer:
             return picture
         if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:
             parts = await self._log.snapshot(LEADER_LEASE)
-            self._snapshot = Picture(snapshot.load(parts)) if parts else None
+            self._snapshot = Picture(snapshot.load(parts), trouble=self._trouble()) if parts else None
             self._read_at = anyio.current_time()
         return self._snapshot

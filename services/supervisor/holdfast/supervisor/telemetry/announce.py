@@ -13,7 +13,7 @@ import structlog
 from holdfast.domain.findings import Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.alerts.alert import BREAKER
+from holdfast.supervisor.alerts.alert import BREAKER, REDIS
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -66,7 +66,8 @@ def decision(record: Published) -> None:
             pass  # the result is logged with the incident
         case Noted():
             opens = record.subject == BREAKER and record.text.startswith("open")
-            log.log(logging.WARNING if opens else logging.INFO, "noted", subject=record.subject, reason=record.text)
+            level = logging.ERROR if record.subject == REDIS else logging.WARNING if opens else logging.INFO
+            log.log(level, "noted", subject=record.subject, reason=record.text)
         case OperationDone():
             log.info("operation", operation=record.operation, ok=record.ok, reason=record.reason)
         case LeaderChanged():
