@@ -14,6 +14,7 @@ from holdfast.supervisor.core import (
     final_upload,
     lifecycle,
     nodes,
+    ordered_saves,
     pacing,
     planned,
     progress,
@@ -227,9 +228,9 @@ def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
         if event.operation:
             turn.commands.append(Answer(event.operation, False, why_not, event))
         return
-    at_step = planned.save_soon(turn, job, to_object_store=True)
+    at_step = ordered_saves.save_soon(turn, job, to_object_store=True)
     turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
-    patience_s = event.grace_s or planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
+    patience_s = event.grace_s or ordered_saves.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if event.operation:
         reports.expect(turn, event.job, event.operation, at_step, turn.at + patience_s)
 
@@ -265,7 +266,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
     can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
     if event.save and can_save:
-        at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
+        at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
         turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)
@@ -286,7 +287,7 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
     if job.progress.reports_no_steps or job.membership.finished or until <= turn.at:
         stop_now(turn, name, why, suspends=True)
         return
-    at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
+    at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
     turn.move(name, Cause.SAVE, Saving(why, at_step, suspends=True), f"{why}; saving at step {at_step} first")
     turn.set_timer(StopTimeout(name), until)
 
