@@ -203,7 +203,7 @@ class Fleet:
         life = f"{node}-{self.life[node]}"
         facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
         facts = replace(facts, boot_id=self.boots.get(node, ""), machine_id=self.machines.get(node, ""))
-        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots)
+        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots, agrees_on_saves=True)
 
     def connect(
         self,
