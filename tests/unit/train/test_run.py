@@ -50,7 +50,7 @@ class Agent:
     def votes(self) -> list[tuple[int, bool]]:
         """The answers to proposals since the last call."""
         assert self._control is not None
-        found = []
+        found: list[tuple[int, bool]] = []
         while True:
             try:
                 message = worker.decode(self._control.recv(worker.MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT))
@@ -549,8 +549,8 @@ def test_a_save_that_is_ordered_meanwhile_for_the_same_step_is_missed(
 
 
 def test_a_save_that_is_agreed_is_made_at_its_step(agent: Agent, start_run: StartRun) -> None:
-    run, calls = start_run(), []
-    run.on_leaving(lambda change: calls.append(change))
+    run, calls = start_run(), list[hf.Leaving]()
+    run.on_leaving(calls.append)
     agent.order("checkpoint_now", at_step=3, ballot=1)
     assert loop(run, 1) == []
     assert agent.votes() == [(1, True)]
