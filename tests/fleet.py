@@ -358,6 +358,7 @@ class Fleet:
         age_s: float = 0.0,
         gpu: int | None = None,
         recommended_actions: tuple[Remedy, ...] = (),
+        observed_steps: int = 0,
         **evidence: str,
     ) -> Finding:
         self.finding_count += 1
@@ -377,6 +378,8 @@ class Fleet:
             recommended_actions=recommended_actions,
         )
         finding = old_evidence.with_fields(finding)
+        if observed_steps:
+            finding = replace(finding, attribution=replace(finding.attribution, observed_steps=observed_steps))
         self.fold(FindingArrived(self.now, finding, age_s))
         return finding
 
