@@ -203,7 +203,7 @@ class Fleet:
         life = f"{node}-{self.life[node]}"
         facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
         facts = replace(facts, boot_id=self.boots.get(node, ""), machine_id=self.machines.get(node, ""))
-        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots)
+        return replace(facts, resets_gpus=self.resets_gpus, reboots=self.reboots, agrees_on_saves=True)
 
     def connect(
         self,
@@ -358,6 +358,7 @@ class Fleet:
         age_s: float = 0.0,
         gpu: int | None = None,
         recommended_actions: tuple[Remedy, ...] = (),
+        observed_steps: int = 0,
         **evidence: str,
     ) -> Finding:
         self.finding_count += 1
@@ -377,6 +378,8 @@ class Fleet:
             recommended_actions=recommended_actions,
         )
         finding = old_evidence.with_fields(finding)
+        if observed_steps:
+            finding = replace(finding, attribution=replace(finding.attribution, observed_steps=observed_steps))
         self.fold(FindingArrived(self.now, finding, age_s))
         return finding
 

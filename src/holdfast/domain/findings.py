@@ -84,6 +84,9 @@ class Attribution:
     from_outside: bool | None = None
     tries: int = 0  # repeated exception: how often it was seen
     nodes: int = 0  # repeated exception: on how many nodes it was seen; 0 = not reported
+    observed_steps: int = (
+        0  # optimizer steps of the failed process, of a script that reports no steps; 0 = none, or not known
+    )
 
     def refined(self, newer: Attribution) -> Attribution:
         """Return this attribution, updated with the fields that a later finding of the same fault has set."""

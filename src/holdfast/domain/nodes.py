@@ -45,6 +45,7 @@ class NodeFacts:
     restarts: bool = False  # the agent accepts `RestartAgent`
     tests_links: bool = False  # the agent accepts `CheckLink`, and has a replicator
     pool: str = ""  # only jobs of this pool run on the node; empty = only jobs without a pool
+    agrees_on_saves: bool = False  # the agent accepts a `CheckpointNow` with a stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
@@ -83,6 +84,15 @@ class Stop:
     ended: bool = False
 
 
+class SaveStage(StrEnum):
+    """The stages of an agreement on a save: either every rank acts at its step, or none does."""
+
+    ORDER = ""  # no agreement: each rank that the order reaches in time saves
+    PROPOSED = "proposed"  # answered when every rank of the node has promised to wait at the step for the result
+    AGREED = "agreed"  # every rank of the generation has promised, so all save
+    VOID = "void"  # a rank cannot: nobody saves
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointNow:
     """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
@@ -90,7 +100,7 @@ class CheckpointNow:
     `to_object_store`: the checkpoint is also uploaded to the job's object store, regardless of its interval. This includes a
     step that workers saved before they ended successfully. `leaving`: the reason for which this generation is to end, by a
     planned change or a stop, when the checkpoint is complete; empty = the generation continues. The script's `on_leaving` is
-    called before the save.
+    called before the save. `stage`: a `SaveStage`; only for agents whose `NodeFacts.agrees_on_saves` is set.
     """
 
     job: str
@@ -98,6 +108,7 @@ class CheckpointNow:
     at_step: int
     to_object_store: bool = False
     leaving: str = ""
+    stage: str = SaveStage.ORDER.value
 
 
 @dataclass(frozen=True, slots=True)

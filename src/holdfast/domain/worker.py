@@ -70,12 +70,18 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 
 # The messages of the control channel.
 #
-#   ready     (worker → agent, control)  pid:int
+#   ready     (worker → agent, control)  pid:int votes:bool
+#                                                             votes: this library answers a `ballot`
 #   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,
 #                                                             HOLDFAST_RESTORE, …
 #   checkpoint_now (agent → worker)      at_step:int leaving:str
 #                                                             leaving: optional; the reason of the planned change that
 #                                                             follows the save
+#                                        ballot:int           optional: only a proposal. The rank answers with `vote`; after
+#                                                             a yes, it waits at the step for `checkpoint_now` or `void`
+#   vote      (worker → agent, control)  ballot:int yes:bool done:int
+#                                                             done: steps finished
+#   void      (agent → worker)           at_step:int          the proposal of this step is void
 #   interval  (agent → worker)           from_step:int interval_steps:int
 #                                                             save at multiples of interval_steps from from_step on
 #   stop      (agent → worker)           save:bool            raise hf.Interrupted: at the end of this step or, to save

@@ -35,6 +35,11 @@ SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within this time make 
 # before the next checkpoint.
 ADVANCE_PATIENCE = 3
 
+_ALLOWS_MORE = (
+    "limits.restarts_without_progress_max in the job file allows more; steps that the script reports show its progress "
+    "(holdfast init)."
+)
+
 # Without a spare, a replica is removed this long before the maintenance of its node: enough to save, to copy the checkpoint and
 # to change. Until then a spare may become free.
 MAINTENANCE_LEAD_S = 60.0
@@ -175,14 +180,20 @@ def _no_progress(incident: Incident, job: JobView) -> str:
             return f"The generation finished no new step, and no restart is allowed without one: {incident.cause}"
         if not job.reports_steps:
             return (
-                f"{job.restarts_without_progress} generations in a row failed within minutes of their start, and the script "
-                f"reports no steps that would show progress; the last one ended with: {incident.cause}"
+                f"{job.restarts_without_progress} generations in a row failed within minutes of their start, and no optimizer "
+                f"step was observed in them. {_ALLOWS_MORE} The last one ended with: {incident.cause}"
             )
         return (
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
             f"{incident.cause}"
         )
     if job.restarts_without_advance >= ADVANCE_PATIENCE * job.restarts_without_progress_max:
+        if not job.reports_steps:
+            return (
+                f"{job.restarts_without_advance} generations in a row failed within minutes of their start. Their optimizer "
+                "steps were observed, but not reported by the script: whether its own checkpoints advance is not known. "
+                f"{_ALLOWS_MORE} The last one ended with: {incident.cause}"
+            )
         return (
             f"{job.restarts_without_advance} generations in a row did not pass step {job.furthest_step}; "
             f"the last one ended with: {incident.cause}"

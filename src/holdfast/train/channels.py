@@ -172,7 +172,8 @@ class Notes:
 
 
 class Control:
-    """Orders from the agent to this worker, polled between steps. At end of file the agent has exited, and polling stops."""
+    """Orders from the agent to this worker, polled between steps, and the answers to some of them. At end of file the agent has
+    exited, and polling stops."""
 
     def __init__(self, fd: int | None) -> None:
         self._socket = None if fd is None else socket.socket(fileno=fd)
@@ -193,6 +194,15 @@ class Control:
                 break
             orders.append(worker.decode(raw))
         return orders
+
+    def answer(self, kind: str, **fields: object) -> bool:
+        """Send a message to the agent without waiting. Returns False if it cannot be sent now."""
+        try:
+            return (
+                self._socket is not None and self._socket.send(worker.encode(kind, **fields), socket.MSG_DONTWAIT) > 0
+            )
+        except OSError:
+            return False
 
     def _abandon(self, why: str) -> None:
         log.warning("%s; training continues without orders", why)

@@ -49,7 +49,7 @@ def run_script(launch: Launch) -> NoReturn:
     try:
         _become_worker(launch)
         control = socket.socket(fileno=launch.control)
-        control.send(worker.encode("ready", pid=os.getpid()))
+        control.send(worker.encode("ready", pid=os.getpid(), votes=True))
         os.environ.update(_wait_for_start(control))
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()

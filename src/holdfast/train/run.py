@@ -3,7 +3,7 @@
 The step loop never waits: a finished step is one datagram, which is dropped if it cannot be sent at once, and orders of the
 agent are polled without blocking. Orders take effect between steps:
 
-* `checkpoint_now` saves after the named step, which is the same on every rank.
+* `checkpoint_now` saves after the named step, which is the same on every rank. The ranks agree on it first (`train.orders`).
 * `stop` ends the script by `Interrupted`: after the current step or, if a save is requested, after the next `run.checkpoint`.
 
 Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); POSIX signals replace the orders.
@@ -46,7 +46,10 @@ from holdfast.train.step_events import FinishedStep, OnStep
 
 log = logging.getLogger("holdfast.train")
 # How long a rank waits for its end after the save of a planned change. The change usually takes a fifth of this.
-LEAVING_S_MAX, LEAVING_POLL_S = 1.0, 0.005
+LEAVING_S_MAX = 1.0
+# How long a rank that has reached the step of a proposed save waits for the result. It is usually known before the step; after
+# this time the supervisor, the agent or the network has failed.
+AGREEMENT_S_MAX = 5.0
 # How long a save that the supervisor, a signal or the script has requested waits for a memory image. A save that is only due by
 # its interval does not wait: it is skipped, since the next one replaces it.
 DEMANDED_WAIT_S = 5.0
@@ -317,6 +320,7 @@ class Run:
                 "run.checkpoint is called, but run.restore was not: this run would fail after a restart, because a run that "
                 "continues from a checkpoint has to load it. Call step = run.restore(state) before the first step"
             )
+        self._await_agreement(step)
         asked = self._ask(step)
         leaving = self._orders.stop is not None or (asked is not None and asked.leave)
         demanded = force or leaving or asked is not None or self._orders.requested(step)
@@ -339,6 +343,7 @@ class Run:
 
         For a script whose save is costly or collective, so that it starts one only if it is due. A stop request does not count,
         because ranks may receive it one step apart; the next `step` raises `Interrupted` for it."""
+        self._await_agreement(self._done)
         return self._ask(self._done) is not None or self._orders.due(self._done)
 
     def _ask(self, step: int) -> Proposal | None:
@@ -351,12 +356,14 @@ class Run:
         """Wait for the planned change that ends this process, because further steps would be repeated after it. Returns whether
         the run must stop. If the change was cancelled, training continues after `LEAVING_S_MAX`."""
         self._orders.pass_step(step)
-        until = time.monotonic() + LEAVING_S_MAX
         with self.phase(Phase.CHECKPOINT):
-            while self._orders.stop is None and time.monotonic() < until:
-                time.sleep(LEAVING_POLL_S)
-                self._orders.poll(self._done)
-        return self._orders.stop is not None
+            return self._orders.await_stop(self._done, LEAVING_S_MAX)
+
+    def _await_agreement(self, step: int) -> None:
+        """If a save of this step was proposed, wait until it is known whether all ranks save it."""
+        if self._orders.undecided(step):
+            with self.phase(Phase.CHECKPOINT):
+                self._orders.await_result(step, self._done, AGREEMENT_S_MAX)
 
     def _before_leaving(self, step: int, reason: str) -> None:
         if reason and self._leavings:

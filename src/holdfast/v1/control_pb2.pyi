@@ -590,18 +590,20 @@ class Inject(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., rank: _Optional[int] = ..., for_s: _Optional[float] = ..., xid: _Optional[int] = ..., not_after: _Optional[float] = ..., operation: _Optional[str] = ..., loss_percent: _Optional[float] = ..., offset_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointNow(_message.Message):
-    __slots__ = ("job", "generation", "at_step", "far", "leaving")
+    __slots__ = ("job", "generation", "at_step", "far", "leaving", "stage")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_STEP_FIELD_NUMBER: _ClassVar[int]
     FAR_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     at_step: int
     far: bool
     leaving: str
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ..., far: bool = ..., leaving: _Optional[str] = ...) -> None: ...
+    stage: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ..., far: bool = ..., leaving: _Optional[str] = ..., stage: _Optional[str] = ...) -> None: ...
 
 class SetInterval(_message.Message):
     __slots__ = ("job", "generation", "from_step", "interval_steps")
@@ -684,7 +686,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts", "tests_links", "pool", "announced")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus", "boot_id", "reboots", "machine_id", "restarts", "tests_links", "pool", "announced", "agrees_on_saves")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -712,6 +714,7 @@ class Hello(_message.Message):
     TESTS_LINKS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    AGREES_ON_SAVES_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -739,7 +742,8 @@ class Hello(_message.Message):
     tests_links: bool
     pool: str
     announced: Announced
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ..., tests_links: bool = ..., pool: _Optional[str] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ...) -> None: ...
+    agrees_on_saves: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ..., boot_id: _Optional[str] = ..., reboots: bool = ..., machine_id: _Optional[str] = ..., restarts: bool = ..., tests_links: bool = ..., pool: _Optional[str] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., agrees_on_saves: bool = ...) -> None: ...
 
 class Announced(_message.Message):
     __slots__ = ("jobs",)

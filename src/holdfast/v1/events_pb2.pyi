@@ -146,20 +146,22 @@ class Finding(_message.Message):
     def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ..., supersedes: _Optional[str] = ..., contradicts: _Optional[str] = ..., verified_step: _Optional[int] = ..., attribution: _Optional[_Union[Attribution, _Mapping]] = ..., notice: _Optional[_Union[AnnouncedMaintenance, _Mapping]] = ..., cost_share: _Optional[float] = ...) -> None: ...
 
 class Attribution(_message.Message):
-    __slots__ = ("blame", "error_class", "prior_user", "from_outside", "tries", "nodes")
+    __slots__ = ("blame", "error_class", "prior_user", "from_outside", "tries", "nodes", "observed_steps")
     BLAME_FIELD_NUMBER: _ClassVar[int]
     ERROR_CLASS_FIELD_NUMBER: _ClassVar[int]
     PRIOR_USER_FIELD_NUMBER: _ClassVar[int]
     FROM_OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     TRIES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_STEPS_FIELD_NUMBER: _ClassVar[int]
     blame: str
     error_class: str
     prior_user: float
     from_outside: bool
     tries: int
     nodes: int
-    def __init__(self, blame: _Optional[str] = ..., error_class: _Optional[str] = ..., prior_user: _Optional[float] = ..., from_outside: bool = ..., tries: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
+    observed_steps: int
+    def __init__(self, blame: _Optional[str] = ..., error_class: _Optional[str] = ..., prior_user: _Optional[float] = ..., from_outside: bool = ..., tries: _Optional[int] = ..., nodes: _Optional[int] = ..., observed_steps: _Optional[int] = ...) -> None: ...
 
 class AnnouncedMaintenance(_message.Message):
     __slots__ = ("source", "event", "starts_at", "at", "incarnation")

@@ -16,7 +16,7 @@ from leftovers import gone
 from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
-from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, Stop
+from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, SaveStage, Stop
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import RankProgress, WorkerExited
 
@@ -101,6 +101,40 @@ def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
         description=f"step {at_step} in the inventory",
     )
     assert agent.plane.differences > 0, "a session's later inventories only say what has changed"
+
+
+def test_ranks_agree_on_a_save_before_they_make_it(agent: Agent) -> None:
+    passed = max(agent.plane.signals(RankProgress)[-1].step)
+    proposal = CheckpointNow("train", 2, passed, stage=SaveStage.PROPOSED)
+    refused = agent.plane.ask(proposal)
+    assert not refused.ok
+    assert f"has passed step {passed}" in refused.reason
+    assert agent.plane.ask(replace(proposal, stage=SaveStage.VOID)).ok
+
+    at_step = max(agent.plane.signals(RankProgress)[-1].step) + 300
+    at_step += at_step % 50 == 0
+    proposal = replace(proposal, at_step=at_step)
+    assert agent.plane.ask(proposal).ok
+    assert not any(s.key.step == at_step for i in agent.plane.all_of(Inventory) for s in i.shards)
+    assert agent.plane.ask(
+        replace(proposal, stage=SaveStage.AGREED)
+    ).ok  # the ranks wait for it if they have come there
+    wait_until(
+        lambda: (
+            {s.key.rank for i in agent.plane.all_of(Inventory) for s in i.shards if s.key.step == at_step} == {0, 1}
+        ),
+        description=f"step {at_step} in the inventory",
+    )
+
+
+def test_a_proposal_is_answered_when_its_ranks_end(agent: Agent) -> None:
+    """This script never looks for orders, so its rank never agrees."""
+    start_job(agent.plane, prepare_order("silent", script(agent.root, "silent", "import time\ntime.sleep(600)\n")))
+    proposal = agent.plane.send(CheckpointNow("silent", 1, 5, stage=SaveStage.PROPOSED))
+    assert agent.plane.ask(Stop("silent", 1)).ok
+    (answer,) = wait_until(lambda: agent.plane.answers(proposal), description="the answer to the proposal")
+    assert not answer.ok
+    assert "rank 0 of silent ended before it agreed to save step 5" in answer.reason
 
 
 def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:

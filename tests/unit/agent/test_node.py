@@ -32,6 +32,7 @@ from holdfast.domain.orders import (
     RebootNode,
     ResetGpu,
     RestartAgent,
+    SaveStage,
     Start,
     Stop,
 )
@@ -125,6 +126,12 @@ class FakePool:
     def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
         self.done.append(f"save {at_step}")
 
+    async def agree_on_save(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
+        self.done.append(f"agree on {at_step}")
+
+    def end_agreement(self, job: str, number: int, at_step: int, leaving: str = "", *, void: bool) -> None:
+        self.done.append(f"{'void' if void else 'agreed'} {at_step}")
+
     def generations(self, job: str) -> tuple[int, ...]:
         return tuple(sorted(self.alive))
 
@@ -214,6 +221,17 @@ async def test_only_a_save_for_the_object_store_is_reported_to_the_replicator() 
         await subject.carry_out(CheckpointNow("gpt", 2, 10))
         await subject.carry_out(CheckpointNow("gpt", 2, 20, to_object_store=True))
         assert (pool.done, replicator.archived) == (["save 10", "save 20"], [20])
+
+
+async def test_only_a_save_that_is_agreed_is_reported_to_the_replicator() -> None:
+    async with node() as (subject, pool, replicator):
+        pool.alive.add(2)
+        for at_step, result in ((10, SaveStage.VOID), (20, SaveStage.AGREED)):
+            for stage in (SaveStage.PROPOSED, result):
+                order = CheckpointNow("gpt", 2, at_step, to_object_store=True, stage=stage)
+                await subject.carry_out(order)
+        assert pool.done == ["agree on 10", "void 10", "agree on 20", "agreed 20"]
+        assert replicator.archived == [20]
 
 
 async def test_what_was_saved_goes_far_when_its_workers_have_ended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind
@@ -9,9 +10,9 @@ from holdfast.domain.orders import Prepare, RanksStepping
 from holdfast.supervisor.protocol import JobPhase
 
 
-def crash(fleet: Fleet) -> None:
+def crash(fleet: Fleet, *, observed_steps: int = 0) -> None:
     """A rank crashes; nobody is suspect."""
-    fleet.find(FindingKind.WORKER_CRASH, "", rank=1)
+    fleet.find(FindingKind.WORKER_CRASH, "", rank=1, observed_steps=observed_steps)
 
 
 def start(fleet: Fleet, *, steps: int) -> None:
@@ -179,15 +180,15 @@ def test_a_checkpoint_in_between_begins_the_count_anew() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
 
 
-def crashed_without_steps(times: int, *, after_s: float) -> Fleet:
+def crashed_without_steps(times: int, *, after_s: float, observed_steps: int = 0, **limits: float) -> Fleet:
     """A script that reports no steps, and crashes each time after it has run for so long."""
     fleet = Fleet(2)
-    fleet.submit(job(dp=2))
+    fleet.submit(job(dp=2, **limits))  # type: ignore[arg-type]
     for _ in range(times):
         fleet.answer_orders()
         fleet.step_all(0)
         fleet.wait(after_s)
-        crash(fleet)
+        crash(fleet, observed_steps=observed_steps)
     return fleet
 
 
@@ -202,4 +203,41 @@ def test_a_script_that_reports_no_steps_is_not_said_to_have_finished_none() -> N
     assert fleet.job.phase is JobPhase.FAILED
     assert "finished no new step" not in fleet.job.reason
     assert "3 generations in a row failed within minutes of their start" in fleet.job.reason
-    assert "reports no steps" in fleet.job.reason
+    assert "no optimizer step was observed" in fleet.job.reason
+    assert "limits.restarts_without_progress_max" in fleet.job.reason
+
+
+@pytest.mark.parametrize(("limit", "starts"), [(3, 9), (1, 3)])
+def test_a_script_whose_optimizer_steps_are_observed_is_started_more_often(limit: int, starts: int) -> None:
+    """Its own checkpoints may advance from start to start, which nobody sees."""
+    fleet = crashed_without_steps(starts - 1, after_s=30, observed_steps=70, restarts_without_progress_max=limit)
+    assert fleet.job.phase is not JobPhase.FAILED
+    fleet = crashed_without_steps(starts, after_s=30, observed_steps=70, restarts_without_progress_max=limit)
+    assert fleet.job.phase is JobPhase.FAILED
+    assert f"{starts} generations in a row failed within minutes of their start" in fleet.job.reason
+    assert "limits.restarts_without_progress_max" in fleet.job.reason
+
+
+def test_observed_steps_of_a_script_that_reports_steps_are_no_progress() -> None:
+    """They may be a warm-up before its first step."""
+    fleet = Fleet(2)
+    fleet.submit(job(dp=2))
+    for _ in range(3):
+        fleet.answer_orders()
+        fleet.wait(30)
+        crash(fleet, observed_steps=70)
+    assert fleet.job.phase is JobPhase.FAILED
+
+
+def test_starts_without_observed_steps_count_from_the_last_start_with_some() -> None:
+    fleet = crashed_without_steps(2, after_s=30)
+    for steps in (70, 0, 0):
+        fleet.answer_orders()
+        fleet.step_all(0)
+        fleet.wait(30)
+        crash(fleet, observed_steps=steps)
+        assert fleet.job.phase is not JobPhase.FAILED
+    fleet.answer_orders()
+    fleet.step_all(0)
+    crash(fleet)
+    assert fleet.job.phase is JobPhase.FAILED

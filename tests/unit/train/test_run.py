@@ -47,6 +47,18 @@ class Agent:
         assert self._control is not None
         self._control.send(worker.encode(kind, **fields))
 
+    def votes(self) -> list[tuple[int, bool]]:
+        """The answers to proposals since the last call."""
+        assert self._control is not None
+        found: list[tuple[int, bool]] = []
+        while True:
+            try:
+                message = worker.decode(self._control.recv(worker.MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return found
+            assert message["type"] == "vote"
+            found.append((message["ballot"], message["yes"]))
+
     def order_once_saving(self, patch: pytest.MonkeyPatch, step: int, kind: str, **fields: object) -> None:
         """Send the order once, when the save of `step` has begun and before it goes on."""
         say, orders = Notes.phase, [(kind, fields)]
@@ -531,3 +543,103 @@ def test_a_save_that_is_ordered_meanwhile_for_the_same_step_is_missed(
     agent.order_once_saving(monkeypatch, 1, "checkpoint_now", at_step=1)
     assert loop(run, 3) == [1], "the change was dropped: training goes on"
     assert [note["step"] for note in agent.notes("missed")] == [1]
+
+
+# ---------------------------------------------------------------- agreement on a save
+
+
+def test_a_save_that_is_agreed_is_made_at_its_step(agent: Agent, start_run: StartRun) -> None:
+    run, calls = start_run(), list[hf.Leaving]()
+    run.on_leaving(calls.append)
+    agent.order("checkpoint_now", at_step=3, ballot=1)
+    assert loop(run, 1) == []
+    assert agent.votes() == [(1, True)]
+    agent.order("checkpoint_now", at_step=3, leaving="scale_up: n3 is back")
+    assert loop(run, 3, start=1) == [3]
+    assert calls == [hf.Leaving(3, "scale_up: n3 is back")]
+    assert agent.notes("missed") == []
+
+
+def test_a_rank_that_has_passed_the_step_says_so_and_is_bound_to_nothing(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    loop(run, 3)
+    agent.order("checkpoint_now", at_step=3, ballot=7)
+    assert loop(run, 2, start=3) == [5], "the interval's own"
+    assert agent.votes() == [(7, False)]
+    assert [note["phase"] for note in agent.notes("phase")].count("checkpoint") == 1, "it did not wait at any step"
+
+
+def test_a_void_proposal_saves_nothing(agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "AGREEMENT_S_MAX", 60.0)
+    run = start_run()
+    run.on_leaving(lambda change: pytest.fail(f"called: {change}"))
+    agent.order("checkpoint_now", at_step=3, ballot=1)
+    loop(run, 1)
+    agent.order("void", at_step=3)
+    assert loop(run, 3, start=1) == []
+
+
+@pytest.mark.parametrize(("result", "saved"), [("checkpoint_now", [3]), ("void", [])])
+@pytest.mark.parametrize("by_due", [False, True])
+def test_a_rank_waits_at_the_step_for_the_result(
+    agent: Agent,
+    start_run: StartRun,
+    monkeypatch: pytest.MonkeyPatch,
+    result: str,
+    saved: list[int],
+    by_due: bool,
+) -> None:
+    monkeypatch.setattr(run_module, "AGREEMENT_S_MAX", 60.0)
+    run = start_run()
+    agent.order("checkpoint_now", at_step=3, ballot=1)
+    agent.order_once_saving(monkeypatch, 3, result, at_step=3)  # sent only when the rank waits
+    found = []
+    for step in range(4):
+        with run.step(step):
+            pass
+        if by_due:
+            due = run.due()
+            assert due == (step + 1 in saved), "equal on every rank: a script may save collectively if it is due"
+        if run.checkpoint({"w": torch.ones(2)}, step + 1):
+            found.append(step + 1)
+    assert found == saved
+
+
+def test_training_goes_on_without_a_result_and_a_late_one_is_missed(
+    agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "AGREEMENT_S_MAX", 0.02)
+    run = start_run()
+    run.on_leaving(lambda change: pytest.fail(f"called: {change}"))
+    agent.order("checkpoint_now", at_step=2, ballot=1)
+    assert loop(run, 2) == []
+    (note,) = agent.notes("missed")
+    assert note["step"] == 2
+    assert "0.02 s after rank 1 reached it" in note["reason"]
+    agent.order("checkpoint_now", at_step=2, leaving="scale_up: late")
+    assert loop(run, 2, start=2) == []
+    assert [each["step"] for each in agent.notes("missed")] == [2, 2]
+
+
+def test_a_stop_ends_the_wait_for_a_result(agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "AGREEMENT_S_MAX", 60.0)
+    run = start_run()
+    agent.order("checkpoint_now", at_step=2, ballot=1)
+    agent.order_once_saving(monkeypatch, 2, "stop", save=True)
+    with pytest.raises(hf.Interrupted) as caught:
+        loop(run, 4)
+    assert (caught.value.step, caught.value.saved) == (2, True)
+
+
+def test_two_proposals_have_their_own_results(
+    agent: Agent, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "AGREEMENT_S_MAX", 60.0)
+    run = start_run()
+    for ballot, step in ((1, 2), (2, 4)):
+        agent.order("checkpoint_now", at_step=step, ballot=ballot)
+    agent.order_once_saving(monkeypatch, 2, "void", at_step=2)
+    assert loop(run, 3) == []
+    agent.order_once_saving(monkeypatch, 4, "checkpoint_now", at_step=4)
+    assert loop(run, 1, start=3) == [4]
+    assert agent.votes() == [(1, True), (2, True)]

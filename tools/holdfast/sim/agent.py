@@ -39,6 +39,7 @@ from holdfast.domain.orders import (
     Report,
     ResetGpu,
     RestartAgent,
+    SaveStage,
     SetInterval,
     Start,
     StepReached,
@@ -310,6 +311,7 @@ class Agent:
             machine_id="" if self.returns is None else f"{self.name}-machine{self.machine}",
             reboots=self.returns is not None and self.returns.ordered,
             tests_links=self.links is not None,
+            agrees_on_saves=self.is_of_this_version,
         )
 
     # ------------------------------------------------------------ orders
@@ -376,11 +378,17 @@ class Agent:
             case Stop():
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
+            case CheckpointNow(stage=SaveStage.PROPOSED.value):
+                self._workers_of(order).propose(order.at_step)
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
+            case CheckpointNow(stage=SaveStage.VOID.value):
+                self._workers_of(order).proposed.discard(order.at_step)
+                done(Outcome())
             case CheckpointNow():
                 if order.to_object_store:
                     self.replicator.upload(order.job, order.generation, order.at_step)
                 if not order.to_object_store or self.workers is not None:  # they may have saved this step and ended
-                    self._workers_of(order).save_at.add(order.at_step)
+                    self._workers_of(order).save(order)
                 done(Outcome())
             case SetInterval():
                 self._workers_of(order).change_interval(order)
@@ -604,7 +612,7 @@ def describe(order: Order) -> str:
         case Start() | Stop():
             return f"{type(order).__name__} g{order.generation}"
         case CheckpointNow():
-            return f"CheckpointNow step {order.at_step}"
+            return f"CheckpointNow step {order.at_step} {order.stage}".rstrip()
         case SetInterval():
             return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
         case Inject():

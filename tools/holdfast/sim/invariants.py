@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -336,6 +337,11 @@ class Invariants:
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
         self.complete.setdefault((attempt, step), set()).add(rank)
         self.meshes[attempt, step] = mesh
+
+    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None:
+        """At the step of a save that the ranks agree on, all of them act, or none."""
+        if acting and others:
+            raise Violation(f"step {step} is saved as agreed on {', '.join(acting)}, and not on {', '.join(others)}")
 
     def _one_whole_step(self, order: Prepare) -> None:
         """Every rank gets its complete state, all of it from the selected checkpoint."""

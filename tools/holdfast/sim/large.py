@@ -75,6 +75,9 @@ class _Steps:
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
         """Does nothing."""
 
+    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None:
+        """Does nothing."""
+
 
 @dataclass(slots=True)
 class _Findings:

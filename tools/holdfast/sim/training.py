@@ -13,6 +13,9 @@ from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
 
 REQUESTED_WAIT_S, AGAIN_S = 5.0, 0.2  # as `DEMANDED_WAIT_S` of holdfast.train
+AGREEMENT_WAIT_S = 5.0  # as `AGREEMENT_S_MAX` of holdfast.train
+# The pace of the steps is not constant: some are much quicker than those from which the supervisor has computed a step ahead.
+QUICK_FACTOR, QUICK_STEPS, QUICK_EVERY = 0.02, 20, 60
 STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
 # The identity of a generation for its ranks. Ranks with different identities cannot form a group, even if the number is equal.
@@ -24,6 +27,7 @@ class Observer(Protocol):
 
     def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None: ...
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None: ...
+    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -116,22 +120,41 @@ class Training:
         if step > self.furthest:
             self.furthest, self.further_at = step, self.world.now
         self.started[_number(run)] += 1
-        saves = 0
         for agent in members:
             if first:
                 agent.stepped(step)
             if agent.workers is not None:
                 agent.workers.step = step
-            if agent.workers is not None and agent.workers.due(step):
-                saves = 1
-                self.world.soon(0.0, 0.1, self._saving(agent, run, step))
-        ended = Finished(step, self.world.now - self.step_s, self.world.now, saves * STALL_S)
+        self._ticking.add(run)
+        self._save(run, step, self.world.now)
+
+    def _save(self, run: Run, step: int, ended_at: float) -> None:
+        """Save the finished step where that is due, and go on. Ranks wait for the result of a proposed save."""
+        if run not in self._whole:  # a rank has failed while others waited
+            self._ticking.discard(run)
+            return
+        members = list(self._parts[run].values())
+        parts = [(agent, agent.workers) for agent in members if agent.workers is not None]
+        is_decided = not any(step in workers.proposed for _, workers in parts)
+        if not is_decided and self.world.now < ended_at + AGREEMENT_WAIT_S:
+            self.world.after(AGAIN_S / 10, lambda: self._save(run, step, ended_at))
+            return
+        if is_decided:  # otherwise the result is lost, or late
+            acting = [agent.name for agent, workers in parts if step in workers.agreed]
+            self.invariants.all_or_none(step, acting, [agent.name for agent in members if agent.name not in acting])
+        saving = [agent for agent, workers in parts if workers.due(step)]
+        for agent in saving:
+            self.world.soon(0.0, 0.1, self._saving(agent, run, step))
+        ended = Finished(step, ended_at - self._pace_s(step), ended_at, STALL_S if saving else 0.0)
         self.finished_steps.setdefault(run, []).append(ended)
         if step >= self.target:
+            self._ticking.discard(run)
             self._end(members)
             return
-        self._ticking.add(run)
-        self.world.after(self.step_s, lambda: self._tick(run))
+        self.world.after(self._pace_s(step + 1), lambda: self._tick(run))
+
+    def _pace_s(self, step: int) -> float:
+        return self.step_s * (QUICK_FACTOR if step % QUICK_EVERY >= QUICK_EVERY - QUICK_STEPS else 1.0)
 
     def _end(self, members: list[Agent]) -> None:
         self.finished = True

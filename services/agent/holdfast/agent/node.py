@@ -37,6 +37,7 @@ from holdfast.domain.orders import (
     RebootNode,
     ResetGpu,
     RestartAgent,
+    SaveStage,
     SetInterval,
     Start,
     Stop,
@@ -107,11 +108,7 @@ class Node:
                 return await self._stop(order)
             case CheckpointNow():
                 self._generations.refuse_older(order.job, order.generation)
-                if order.to_object_store:
-                    await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
-                if not order.to_object_store or order.generation in self._pool.generations(order.job):
-                    # Otherwise the workers have already saved this step and ended.
-                    self._pool.checkpoint_now(order.job, order.generation, order.at_step, order.leaving)
+                await self._save(order)
                 return Outcome()
             case SetInterval():
                 self._generations.refuse_older(order.job, order.generation)
@@ -131,6 +128,25 @@ class Node:
             case Inject():
                 await self._inject(order)
                 return Outcome()
+
+    async def _save(self, order: CheckpointNow) -> None:
+        """Have the ranks save, or agree on it first. Only a save that is certain is uploaded."""
+        job, number, at_step = order.job, order.generation, order.at_step
+        match order.stage:
+            case SaveStage.PROPOSED:
+                await self._pool.agree_on_save(job, number, at_step, order.leaving)
+                return
+            case SaveStage.VOID:
+                self._pool.end_agreement(job, number, at_step, void=True)
+                return
+        if order.to_object_store:
+            await self._replicator.archive(UploadNow(job, number, at_step))
+        if order.to_object_store and number not in self._pool.generations(job):
+            return  # the workers have already saved this step and ended
+        if order.stage == SaveStage.AGREED:
+            self._pool.end_agreement(job, number, at_step, order.leaving, void=False)
+        else:
+            self._pool.checkpoint_now(job, number, at_step, order.leaving)
 
     # ------------------------------------------------------------------ prepare
 

@@ -432,6 +432,7 @@ def _facts(
         restarts=restarts,
         tests_links=settings.replicator and settings.link_tests,
         pool=settings.pool,
+        agrees_on_saves=True,
     )
 
 

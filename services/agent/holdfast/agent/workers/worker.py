@@ -24,7 +24,7 @@ from holdfast.agent.workers.orphans import end_orphans
 from holdfast.agent.workers.template import Template, receive
 from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import Conflict, Unavailable
 from holdfast.domain.nodes import RunningWorker
 from holdfast.runtime import freeze
 
@@ -62,7 +62,11 @@ class Worker:
         self.gone = anyio.Event()  # the process has exited
         self.cleared = anyio.Event()  # also all processes that it has started
         self.exit: Exit | None = None
+        self.votes = False  # its library answers proposals of saves; known when it is ready
         self._control = control
+        self._ballots = 0
+        self._votes: dict[int, bool | None] = {}  # ballot → the rank's answer; None = not here yet
+        self._reading = anyio.Lock()
         self._pidfd = forked.pidfd
         self._link = forked.link
         self._reaper = forked.reaper
@@ -117,8 +121,55 @@ class Worker:
                 raw = b""
             if not raw:
                 raise Unavailable(f"rank {self.identity.rank} (pid {self.pid}) died before it was ready")
-            if protocol.decode(raw).get("type") == "ready":
+            message = protocol.decode(raw)
+            if message.get("type") == "ready":
+                self.votes = message.get("votes") is True
                 return
+
+    async def agree(self, at_step: int) -> None:
+        """Propose a save at `at_step`, and return when the rank has promised to wait there for the result.
+
+        Raises `Conflict` if the rank has passed the step, `Unavailable` if it exits or does not accept orders."""
+        self._ballots += 1
+        ballot, rank = self._ballots, f"rank {self.identity.rank} of {self.identity.job}"
+        if not self.tell("checkpoint_now", at_step=at_step, ballot=ballot):
+            raise Unavailable(f"{rank} does not accept orders (pid {self.pid})")
+        self._votes[ballot] = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope)
+                while self._votes[ballot] is None:
+                    await self._read_vote(ballot)
+                tasks.cancel_scope.cancel()
+        finally:
+            yes = self._votes.pop(ballot)
+        if yes is None:
+            raise Unavailable(f"{rank} ended before it agreed to save step {at_step}")
+        if not yes:
+            raise Conflict(f"{rank} has passed step {at_step}")
+
+    async def _cancel_when_gone(self, scope: anyio.CancelScope) -> None:
+        await self.gone.wait()
+        scope.cancel()
+
+    async def _read_vote(self, ballot: int) -> None:
+        """Read one message, unless another task has read the answer to `ballot` meanwhile. A rank can send anything."""
+        async with self._reading:
+            if self._votes[ballot] is not None:
+                return
+            try:
+                raw = self._control.recv(protocol.MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                with suppress(anyio.ClosedResourceError):  # the process has exited
+                    await anyio.wait_readable(self._control)
+                return
+            except OSError:
+                raw = b""
+            if not raw:  # the process has exited, or has closed its channel: it answers no more
+                await anyio.sleep_forever()
+            match protocol.decode(raw):
+                case {"type": "vote", "ballot": int(which), "yes": bool(yes)} if which in self._votes:
+                    self._votes[which] = yes
 
     def tell(self, kind: str, **fields: object) -> bool:
         """Send an order without waiting. Returns False if the worker has exited or its channel is full."""
@@ -147,6 +198,7 @@ class Worker:
         if self.exit is None:
             self.exit = Exit(at, None, signal.SIGKILL, uptime_s)
         self.gone.set()
+        anyio.notify_closing(self._control)
         self._control.close()
         os.close(self._pidfd)
         return self.exit

@@ -98,6 +98,7 @@ def report(
         from_outside=exit_.signal in FROM_OUTSIDE if exit_.signal is not None else None,
         tries=failure.tries if failure is not None and kind is FindingKind.REPEATED_EXCEPTION else 0,
         nodes=len(failure.nodes) if failure is not None and kind is FindingKind.REPEATED_EXCEPTION else 0,
+        observed_steps=exit_.observed,
     )
     return Finding(
         id=f"worker:{exit_.job}:{exit_.generation}:{exit_.rank}:{exit_.at:.3f}",

@@ -19,6 +19,7 @@ from holdfast.supervisor.core import (
     loans,
     nodes,
     notices,
+    ordered_saves,
     pacing,
     planned,
     recipes,
@@ -245,7 +246,7 @@ def _continue(turn: Turn, name: str, action: Action) -> None:
     if spec.paces:
         pacing.decided(turn, name, action)
     if spec.saves:
-        planned.save_soon(turn, turn.jobs[name], to_object_store=True)
+        ordered_saves.save_soon(turn, turn.jobs[name], to_object_store=True)
 
 
 def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:

@@ -284,7 +284,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
     next_rung = recipes.struck(turn, job, finding)
     planned.drop(turn, job.name, f"overtaken by {incident.id}")
     if finding.kind in _WORKER_FAULTS:
-        progress.count_fault(turn, job.name, finding.generation, finding.attribution.error_class)
+        progress.count_fault(turn, job.name, finding.generation, finding.attribution)
     quarantine.count(turn, incident)
     if next_rung:
         return  # the walk of another incident continues, and covers this one

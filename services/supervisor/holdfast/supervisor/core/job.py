@@ -83,6 +83,11 @@ class OnDemandSave:
     at_step: int
     to_object_store: bool
     leaving: bool = False  # a planned change, or a stop, waits for it
+    reason: str = ""  # of that, for the script
+    votes_missing: int = (
+        0  # nodes whose ranks have not agreed to it yet; 0 = it is agreed, or was ordered without an agreement
+    )
+    proposals: int = 1  # this one included; the earlier ones are void
 
 
 @dataclass(frozen=True, slots=True)

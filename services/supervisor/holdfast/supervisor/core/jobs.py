@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
@@ -14,6 +16,7 @@ from holdfast.supervisor.core import (
     final_upload,
     lifecycle,
     nodes,
+    ordered_saves,
     pacing,
     planned,
     progress,
@@ -227,9 +230,9 @@ def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
         if event.operation:
             turn.commands.append(Answer(event.operation, False, why_not, event))
         return
-    at_step = planned.save_soon(turn, job, to_object_store=True)
+    at_step = ordered_saves.save_soon(turn, job, to_object_store=True)
     turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
-    patience_s = event.grace_s or planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
+    patience_s = event.grace_s or ordered_saves.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if event.operation:
         reports.expect(turn, event.job, event.operation, at_step, turn.at + patience_s)
 
@@ -264,12 +267,14 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
     for incident in turn.open_incidents(job.name):  # the policy decides nothing about a job that an operator ends
         turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
     can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
-    if event.save and can_save:
-        at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
+    if event.save and can_save and not _lacks_ranks(turn, job):
+        at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
         turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)
         return
+    if event.save and can_save:
+        turn.note(job.name, "stops without a last save: a rank of the job has ended")
     stop_now(turn, job.name, event.reason)
 
 
@@ -283,10 +288,10 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
     why = "all of its nodes were asked to end"
     left_s = ends_at - turn.at
     until = ends_at - min(turn.config.suspend_margin_s, left_s / 4)
-    if job.progress.reports_no_steps or job.membership.finished or until <= turn.at:
+    if job.progress.reports_no_steps or job.membership.finished or until <= turn.at or _lacks_ranks(turn, job):
         stop_now(turn, name, why, suspends=True)
         return
-    at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
+    at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
     turn.move(name, Cause.SAVE, Saving(why, at_step, suspends=True), f"{why}; saving at step {at_step} first")
     turn.set_timer(StopTimeout(name), until)
 
@@ -298,6 +303,28 @@ def on_node_gone(turn: Turn, name: str) -> None:
         return
     if not any(turn.nodes[node].connected for node in job.generation.nodes if node in turn.nodes):
         stop_now(turn, name, job.doing.reason, suspends=True)
+
+
+def on_ranks_missing(turn: Turn, name: str) -> None:
+    """A node's workers have changed. If a rank has ended, the save that a stop waits for cannot come: go on at once, or, if the
+    ranks may have saved already, when the inventories that report it should have arrived."""
+    job = turn.jobs[name]
+    if not isinstance(job.doing, Saving) or not _lacks_ranks(turn, job):
+        return
+    if job.progress.newest_step + 1 < job.doing.at_step:
+        _stop_unsaved(turn, name, job.doing, "a rank of the job has ended")
+    elif (due := turn.at + turn.config.inventory_s) < turn.timers.get(StopTimeout(name), math.inf):
+        turn.set_timer(StopTimeout(name), due)
+
+
+def _lacks_ranks(turn: Turn, job: Job) -> bool:
+    """Whether a rank of the running generation is known to have ended, so that no checkpoint can be complete."""
+    return any(turn.nodes[name].connected for name in job.membership.absent if name in turn.nodes)
+
+
+def _stop_unsaved(turn: Turn, name: str, saving: Saving, why: str) -> None:
+    turn.note(name, f"stops without the checkpoint at step {saving.at_step}: {why}")
+    stop_now(turn, name, saving.reason, suspends=saving.suspends)
 
 
 def on_saved(turn: Turn, name: str) -> None:
@@ -324,9 +351,8 @@ def stop_now(turn: Turn, name: str, reason: str, *, suspends: bool = False) -> N
 def on_stop_timer(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
     match job.doing if job is not None else None:
-        case Saving(reason, at_step, suspends):
-            turn.note(name, f"stops without the checkpoint at step {at_step}: it did not come in time")
-            stop_now(turn, name, reason, suspends=suspends)
+        case Saving() as saving:
+            _stop_unsaved(turn, name, saving, "it did not come in time")
         case Stopping(reason, stops):
             late = ", ".join(sorted(set(stops.values())))
             _stopped(turn, name, f"{reason}; {late} did not answer")

@@ -24,6 +24,7 @@ from holdfast.domain.orders import (
     Report,
     ResetGpu,
     RestartAgent,
+    SaveStage,
     Stop,
     Tested,
     WorkersChanged,
@@ -36,6 +37,7 @@ from holdfast.supervisor.core import (
     jobs,
     link_tests,
     nodes,
+    ordered_saves,
     planned,
     progress,
     reboots,
@@ -182,6 +184,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             fault_requests.answered(turn, node, send.order, done)
         case PrepareTemplate() if not done.ok:
             turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
+        case CheckpointNow(stage=SaveStage.PROPOSED.value):
+            ordered_saves.on_answer(turn, send, done)
         case CheckpointNow() if not done.ok:
             turn.note(
                 node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"

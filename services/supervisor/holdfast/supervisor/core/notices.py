@@ -18,7 +18,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
 from holdfast.domain.nodes import TERMINATION, Notice
-from holdfast.supervisor.core import nodes, planned, reports, suspension
+from holdfast.supervisor.core import nodes, ordered_saves, planned, reports, suspension
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
 from holdfast.supervisor.core.state import Node, State
@@ -219,8 +219,8 @@ def save(turn: Turn, name: str, node: str) -> None:
     job, notice = turn.jobs[name], turn.nodes[node].notice
     if job.progress.reports_no_steps or notice is None:
         return
-    at_step = planned.save_soon(turn, job, to_object_store=True)
-    until = turn.at + planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
+    at_step = ordered_saves.save_soon(turn, job, to_object_store=True)
+    until = turn.at + ordered_saves.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if notice.starts_at is not None and notice.starts_at > turn.at:
         until = min(until, notice.starts_at)
     reports.expect(turn, name, "", at_step, until)

@@ -1,7 +1,7 @@
 """Planned changes: scale up, resize, hot swap of a cordoned node. The run is healthy, so they must cost as little as possible.
 
-A planned change orders every rank to save at the same step a little ahead, and begins when the inventories show that
-checkpoint as complete. A few steps are repeated, never more than the checkpoint interval.
+A planned change has all ranks save at the same step a little ahead (ordered_saves.py). It begins when the inventories show
+that checkpoint as complete. A few steps are repeated, never more than the checkpoint interval.
 
 A new node fetches its shards after the workers have stopped. To fetch them while the run continues would gain nothing: every
 step changes the whole state, so the steps of that time would have to be repeated from the fetched checkpoint.
@@ -9,32 +9,25 @@ step changes the whole state, so the steps of that time would have to be repeate
 
 from __future__ import annotations
 
-import math
-
 from holdfast.domain.incidents import Action, Incident, IncidentState, RungEnd
-from holdfast.domain.orders import CheckpointNow
 from holdfast.policy import ACTIONS
 from holdfast.supervisor.core import (
     change,
     loans,
     nodes,
-    progress,
+    ordered_saves,
     quarantine,
     recipes,
     resets,
     saved,
     standing_warnings,
 )
-from holdfast.supervisor.core.job import Job, OnDemandSave
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for
 from holdfast.supervisor.timers import PlannedChangeDue, SaveTimeout
-
-_AHEAD_S = 0.6  # an order reaches every rank well within it
-_AHEAD_STEPS = 2
-LEAVING_CHARS_MAX = 500  # of the reason that the script receives
 
 
 def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> None:
@@ -48,45 +41,9 @@ def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> 
 
 
 def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int) -> None:
-    at_step = save_soon(turn, job, leaving=f"{action.kind}: {action.reason}")
+    at_step = ordered_saves.save_soon(turn, job, leaving=f"{action.kind}: {action.reason}")
     _put(turn, job.name, Planned(incident, action, at_step, tries))
-    turn.set_timer(SaveTimeout(job.name), turn.at + patience_s(turn, job, at_step))
-
-
-def patience_s(turn: Turn, job: Job, at_step: int) -> float:
-    """How long it may take until every rank has saved a checkpoint at `at_step`."""
-    return turn.config.save_s + max(0, at_step - job.progress.newest_step) * job.progress.seconds_per_step
-
-
-def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
-    """Order every rank to save at one step that none has passed when the order arrives. Returns that step.
-
-    A step that was requested before and is still ahead is used again. `to_object_store`: upload it, whatever the store's
-    interval; a save that is due in any case is uploaded only if the order arrives before it. The same holds for `leaving`: why
-    this generation ends after the save, of which the script is notified before it; empty if the generation continues.
-    """
-    asked = turn.jobs[job.name].checkpoints.on_demand
-    newest = job.progress.newest_step
-    if asked is not None and (asked.generation != job.number or asked.at_step <= newest):
-        asked = None
-    if asked is not None and asked.to_object_store >= to_object_store and asked.leaving >= bool(leaving):
-        return asked.at_step
-    interval = job.interval_steps
-    pace_s = job.progress.seconds_per_step
-    ahead = _AHEAD_STEPS + (math.ceil((progress.lag_s(turn, job) + _AHEAD_S) / pace_s) if pace_s > 0 else interval)
-    due = (newest // interval + 1) * interval  # saved in any case
-    in_time = to_object_store or bool(leaving) or due - newest >= ahead
-    at_step = newest + ahead if in_time else due
-    if asked is not None and asked.at_step >= at_step:  # one save serves both requests
-        at_step, to_object_store = asked.at_step, to_object_store or asked.to_object_store
-    if job.generation is not None:
-        for node in job.generation.nodes:
-            turn.send(
-                node,
-                CheckpointNow(job.name, job.number, at_step, to_object_store, leaving[:LEAVING_CHARS_MAX]),
-            )
-    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, to_object_store, bool(leaving)))
-    return at_step
+    turn.set_timer(SaveTimeout(job.name), turn.at + ordered_saves.patience_s(turn, job, at_step))
 
 
 def on_saved(turn: Turn, name: str) -> None:

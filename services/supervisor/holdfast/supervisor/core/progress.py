@@ -21,6 +21,7 @@ Three counters follow from this. The policy ends a job by any of them:
 from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import Attribution
 from holdfast.domain.generations import Generation
 from holdfast.policy import COMMUNICATION, OUTAGES
 from holdfast.supervisor.core.job import Job, JobProgress
@@ -114,9 +115,12 @@ def started(turn: Turn, job: Job, generation: Generation) -> JobProgress:
     return evolve(job.progress, **changes)
 
 
-def count_fault(turn: Turn, name: str, generation: int, error_class: str = "") -> None:
-    """Count a worker fault that ended `generation`."""
+def count_fault(turn: Turn, name: str, generation: int, attribution: Attribution) -> None:
+    """Count a worker fault that ended `generation`. A script that reports no steps and has made some has possibly progressed, by
+    checkpoints of its own; then only `restarts_without_advance` counts the fault."""
     job = turn.jobs[name]
+    error_class = attribution.error_class
+    has_progressed = _has_progressed(job) or (job.progress.reports_no_steps and attribution.observed_steps > 0)
     ran_s = turn.at - job.membership.running_at
     if job.progress.reports_no_steps and ran_s >= turn.config.blind_progress_s:
         turn.put_progress(name, restarts_without_progress=0, restarts_without_advance=0, outages=0)
@@ -128,7 +132,7 @@ def count_fault(turn: Turn, name: str, generation: int, error_class: str = "") -
         without_progress = known.restarts_without_progress + (not is_prepared)
         turn.put_progress(
             name,
-            restarts_without_progress=0 if _has_progressed(job) else without_progress,
+            restarts_without_progress=0 if has_progressed else without_progress,
             restarts_without_advance=known.restarts_without_advance + 1,
         )
 

@@ -189,6 +189,7 @@ def _review(turn: Turn, job: Job, node: Node) -> None:
     if since is None:
         since = turn.at
         job = turn.put_membership(job.name, absent={**job.membership.absent, node.name: since})
+    jobs.on_ranks_missing(turn, job.name)
     timer, due = RanksDue(job.name), max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
     if _applies(job) and due < turn.timers.get(timer, math.inf):
         turn.set_timer(timer, due)

@@ -1,0 +1,170 @@
+"""All ranks agree on a save before they make it. What waits for the save follows the step that they agree on."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.nodes import NodeFacts
+from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage
+from holdfast.supervisor.core.lifecycle import Saving
+from holdfast.supervisor.protocol import CheckpointRequested, JobPhase, JobStopRequested, ResizeRequested
+
+NODES = {"n0", "n1", "n2"}
+
+
+class Older(Fleet):
+    """One agent is of an earlier version."""
+
+    def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
+        facts = super().facts(node, zone, capacity)
+        return replace(facts, agrees_on_saves=node != "n1")
+
+
+def orders(fleet: Fleet, stage: SaveStage) -> dict[str, int]:
+    """The steps of the unanswered orders of this stage, by node."""
+    found = [(send.node, send.order) for send in fleet.sent if isinstance(send.order, CheckpointNow)]
+    return {node: order.at_step for node, order in found if order.stage == stage}
+
+
+def answer(fleet: Fleet, node: str, stage: SaveStage, *, ok: bool = True, reason: str = "") -> None:
+    send = next(
+        each
+        for each in fleet.sent
+        if each.node == node and isinstance(each.order, CheckpointNow) and each.order.stage == stage
+    )
+    fleet.report(node, OrderDone(send.command_id, ok, reason, "", fleet.now))
+
+
+def stopping(kind: type[Fleet] = Fleet) -> Fleet:
+    fleet = running(job(dp=3), saved=20, kind=kind)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "seen enough", save=True))
+    return fleet
+
+
+def test_nobody_saves_before_all_nodes_have_agreed() -> None:
+    fleet = stopping()
+    proposed = orders(fleet, SaveStage.PROPOSED)
+    assert proposed.keys() == NODES
+    for node in ("n0", "n1"):
+        answer(fleet, node, SaveStage.PROPOSED)
+        assert not orders(fleet, SaveStage.AGREED)
+    answer(fleet, "n2", SaveStage.PROPOSED)
+    assert orders(fleet, SaveStage.AGREED) == proposed, "the same step, on every node"
+
+
+def test_an_answer_that_is_repeated_counts_once() -> None:
+    fleet = stopping()
+    send = next(each for each in fleet.sent if each.node == "n0")
+    for _ in range(3):
+        fleet.report("n0", OrderDone(send.command_id, True, "", "", fleet.now))
+    assert not orders(fleet, SaveStage.AGREED)
+
+
+def test_if_a_rank_has_passed_the_step_nobody_saves_and_a_later_step_is_proposed() -> None:
+    fleet = stopping()
+    first = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    answer(fleet, "n1", SaveStage.PROPOSED, ok=False, reason=f"rank 1 of job has passed step {first}")
+    assert set(orders(fleet, SaveStage.VOID).items()) == {(node, first) for node in NODES}
+    assert not orders(fleet, SaveStage.AGREED)
+    second = orders(fleet, SaveStage.PROPOSED)
+    assert second.keys() == NODES
+    assert min(second.values()) > first
+    assert isinstance(fleet.job.doing, Saving)
+    assert fleet.job.doing.at_step == second["n0"], "the stop waits for the later step"
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert orders(fleet, SaveStage.AGREED) == second
+    fleet.train(first, save=True)
+    assert fleet.job.phase is JobPhase.STOPPING
+    assert isinstance(fleet.job.doing, Saving), (
+        "the interval may save the first step: it is not the one that was agreed"
+    )
+    fleet.train(second["n0"], save=True)
+    assert not isinstance(fleet.job.doing, Saving)
+
+
+def test_a_node_that_had_not_received_a_void_proposal_never_does() -> None:
+    """It would bind its ranks to a result that does not come."""
+    fleet = stopping()
+    answer(fleet, "n1", SaveStage.PROPOSED, ok=False, reason="passed")
+    waiting = [send.order for send in fleet.state.outbox.values() if isinstance(send.order, CheckpointNow)]
+    assert {order.at_step for order in waiting if order.stage == SaveStage.PROPOSED} == {
+        orders(fleet, SaveStage.PROPOSED)["n0"]
+    }
+
+
+def test_each_proposal_is_farther_ahead_and_their_number_is_limited() -> None:
+    fleet = running(job(dp=1), spares=1, saved=20)
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    steps = []
+    while proposed := orders(fleet, SaveStage.PROPOSED):
+        steps.append(proposed["n0"])
+        answer(fleet, "n0", SaveStage.PROPOSED, ok=False, reason="passed")
+        assert len(steps) < 10
+    ahead = [after - before for before, after in itertools.pairwise(steps)]
+    assert len(steps) == 4
+    assert ahead == sorted(ahead)
+    assert ahead[-1] >= 3 * ahead[0]
+    assert not fleet.answers
+    (request,) = fleet.job.checkpoints.requests
+    assert request.at_step == steps[-1]
+
+
+def test_the_planned_change_begins_with_the_step_that_was_agreed() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    first = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n1", SaveStage.PROPOSED, ok=False, reason="passed")
+    second = orders(fleet, SaveStage.PROPOSED)["n0"]
+    fleet.train(first, save=True)
+    assert not fleet.orders(Prepare), "the script is not informed yet"
+    assert fleet.job.planned is not None
+    assert fleet.job.planned.at_step == second > first
+    for node in ("n0", "n1"):
+        answer(fleet, node, SaveStage.PROPOSED)
+    leaving = [send.order.leaving for send in fleet.sent if isinstance(send.order, CheckpointNow)]
+    assert all(each.startswith("scale_down: ") for each in leaving)
+    fleet.train(second, save=True)
+    assert fleet.orders(Prepare)
+
+
+def test_a_request_during_a_proposal_is_served_by_the_same_step_and_its_upload() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    first = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    again = [send.order for send in fleet.sent if isinstance(send.order, CheckpointNow) and send.node == "n0"]
+    assert [(order.at_step, order.to_object_store) for order in again] == [(first, True)]
+    assert again[0].leaving.startswith("scale_down: ")
+    answer(fleet, "n1", SaveStage.PROPOSED)  # of the proposal without an upload
+    assert not orders(fleet, SaveStage.AGREED)
+    for node in ("n0", "n1"):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert orders(fleet, SaveStage.AGREED) == {"n0": first, "n1": first}
+
+
+def test_with_an_agent_of_an_earlier_version_the_save_is_ordered_directly() -> None:
+    fleet = stopping(Older)
+    assert orders(fleet, SaveStage.ORDER).keys() == NODES
+    assert not orders(fleet, SaveStage.PROPOSED)
+    fleet.answer_orders()
+    assert not orders(fleet, SaveStage.AGREED)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_answers_after_the_decision_change_nothing(ok: bool) -> None:
+    fleet = stopping()
+    for node in sorted(NODES - {"n2"}):
+        answer(fleet, node, SaveStage.PROPOSED)
+    late = next(send for send in fleet.sent if send.node == "n2")
+    answer(fleet, "n2", SaveStage.PROPOSED)
+    before = fleet.job.checkpoints.on_demand
+    fleet.report("n2", OrderDone(late.command_id, ok, "again", "", fleet.now))
+    assert fleet.job.checkpoints.on_demand == before
+    assert not orders(fleet, SaveStage.VOID)
