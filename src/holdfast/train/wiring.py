@@ -30,7 +30,7 @@ from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment
 from holdfast.train.recorder import Recorder
-from holdfast.train.rendezvous import Formed, wait_until_served
+from holdfast.train.rendezvous import Formation, wait_until_served
 from holdfast.train.run import Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
 from holdfast.train.step import Interrupted
@@ -61,7 +61,7 @@ class Wiring:
         self.run: Run | None = None
         self.closed: bool = False
         self._made_group = False
-        self._formed: Formed | None = None  # of a group whose store one of its ranks serves
+        self._formation: Formation | None = None  # of a group whose store one of its ranks serves
         self._ended_well = False
         self._session: Session | None = None
         environment, world = self.environment, self.environment.world
@@ -113,7 +113,7 @@ class Wiring:
         """Form the process group that the environment describes, unless the script or its framework has made one."""
         if not dist.is_initialized():
             backend = self.request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-            self._formed = _join(self.environment, backend, self.request.timeout_s)
+            self._formation = _join(self.environment, backend, self.request.timeout_s)
             self._made_group = True
 
     def close(self, error: BaseException | None = None) -> None:
@@ -141,8 +141,8 @@ class Wiring:
         after an error: other ranks may hang in a collective, which ends when this rank exits."""
         if not self._ended_well:
             return
-        if self._formed is not None:
-            self._formed.wait_to_leave()
+        if self._formation is not None:
+            self._formation.wait_to_leave()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
         gloo_threads.wait_until_idle()
@@ -239,8 +239,8 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
-def _join(environment: Environment, backend: str, timeout_s: float) -> Formed | None:
-    """Form the group. Returns who has formed it, if a rank serves its store."""
+def _join(environment: Environment, backend: str, timeout_s: float) -> Formation | None:
+    """Form the group. Returns which ranks have formed it, if a rank serves its store."""
     timeout = timedelta(seconds=timeout_s)
     world = environment.world
     if environment.master is None:
@@ -255,10 +255,11 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> Formed | 
     else:
         dist.init_process_group(backend, timeout=timeout)  # torchrun's own rendezvous, which may live in its agent
         return None
+    formation = Formation(store, world.rank, world.world_size) if environment.master is not None else None
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
-    if environment.master is None:
-        return None
-    formed = Formed(store, world.rank, world.world_size)
-    if backend == "gloo":
-        formed.wait(timeout_s)
-    return formed
+    if formation is not None:
+        connected = backend == "gloo"
+        formation.done(connected=connected)
+        if connected:
+            formation.wait(timeout_s)
+    return formation

@@ -12,7 +12,16 @@ import pytest
 from holdfast.cli import connection
 from holdfast.cli.client import Client
 from holdfast.cli.connection import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, NoApi, default_url
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, RedisAway, Unavailable
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    IncompatibleVersion,
+    InvalidSpec,
+    InvalidSpecs,
+    NotFound,
+    RedisAway,
+    Unavailable,
+)
 
 URL = "http://127.0.0.1:8470"
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -34,6 +43,18 @@ class Clock:
 def played(handler: Handler, clock: Clock | None = None, **options: Any) -> Client:
     clock = clock or Clock()
     return Client(URL, transport=httpx.MockTransport(handler), clock=clock, sleep=clock.sleep, **options)
+
+
+def test_a_field_that_another_version_does_not_have_is_named() -> None:
+    row = {"name": "gpt", "mesh": {"dp": 2}}
+    client = played(lambda _: httpx.Response(200, json={"items": [row], "next_cursor": None}))
+    [job] = client.jobs()
+    assert job == row
+    assert job.get("step") is None
+    with pytest.raises(IncompatibleVersion, match="without 'phase'"):
+        job["phase"]
+    with pytest.raises(IncompatibleVersion, match="without 'pp'"):
+        job["mesh"]["pp"]
 
 
 def problem(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import certificates
@@ -19,12 +21,24 @@ URL = "http://127.0.0.1:1"
 VERSION = {"version": "0.1.0", "protocol_version": 1}
 
 
-def found(monkeypatch: pytest.MonkeyPatch, bridge: dict[str, Any] | None, url: str = URL) -> list[tuple[str, str, str]]:
-    """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it."""
+def found(
+    monkeypatch: pytest.MonkeyPatch,
+    bridge: dict[str, Any] | None,
+    url: str = URL,
+    versions: Mapping[str, str] = MappingProxyType({}),
+) -> list[tuple[str, str, str]]:
+    """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it. `versions`: of agents, by node; those of
+    nodes named `gone-` are not connected."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/version":
             return httpx.Response(200, json=VERSION)
+        if request.url.path == "/v1/nodes":
+            items = [
+                {"node": node, "version": version, "connected": not node.startswith("gone-")}
+                for node, version in versions.items()
+            ]
+            return httpx.Response(200, json={"items": items, "next_cursor": None})
         if bridge is None:
             return httpx.Response(
                 404, json={"detail": "Not Found"}, headers={"content-type": "application/problem+json"}
@@ -46,6 +60,17 @@ def test_a_cluster_that_is_not_watched_or_of_an_older_supervisor_is_not_mentione
     api = [("API", "ok", f"{URL}, version 0.1.0")]
     assert found(monkeypatch, None) == api
     assert found(monkeypatch, {"watch": False, "watched": []}) == api
+
+
+def test_agents_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = {f"n{number}": "0.1.0" for number in range(3)}
+    assert len(found(monkeypatch, None, versions=same | {"gone-1": "0.0.9"})) == 1
+    old, newer = {f"old-{number}": "0.0.9" for number in range(5)}, {"new-1": "0.2.0"}
+    _, *notes = found(monkeypatch, None, versions=same | old | newer)
+    assert notes == [
+        ("agents", "note", "version 0.0.9 on 5 nodes (old-0, old-1, old-2, …), the supervisor has 0.1.0"),
+        ("agents", "note", "version 0.2.0 on 1 node (new-1), the supervisor has 0.1.0"),
+    ]
 
 
 def test_a_cluster_that_is_seen_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

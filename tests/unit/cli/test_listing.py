@@ -39,6 +39,7 @@ ROWS: dict[tuple[str, ...], dict[str, Any]] = {
         "zone": "zone-0",
         "pool": "h100",
         "capacity": 8,
+        "version": "0.1.0",
         "hostname": "gpu-worker-0017.rack12.example.org",
         "reason": "cordoned by an operator: taken out of service for a new power supply",
     },

@@ -25,6 +25,7 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Entry
 from holdfast.policy import restart
+from holdfast.supervisor.history import sqlite_file
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.ledger import account_in_thread
 from holdfast.supervisor.history.protocol import EventEntry
@@ -253,6 +254,33 @@ async def test_a_file_of_another_layout_is_put_aside(tmp_path: Path) -> None:
     history = await SqliteHistory.open(tmp_path / "h.sqlite3")
     assert await history.cursors() == ("0", "0")
     await history.aclose()
+
+
+async def test_the_history_is_used_again_after_a_return_to_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "h.sqlite3"
+    accepted = entries(JobAccepted(100.0, "gpt", parse_job(job_body())))
+
+    async def opened(position: str = "") -> tuple[str, str]:
+        """Its cursors, then a job is accepted at `position`."""
+        history = await SqliteHistory.open(path)
+        found = await history.cursors()
+        if position:
+            await history.add_events(accepted, position)
+        await history.aclose()
+        return found
+
+    await opened("2-0")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(sqlite_file, "LAYOUT", sqlite_file.LAYOUT - 1)
+        earlier.setattr(sqlite_file, "_UPGRADES", sqlite_file._UPGRADES[:-1])
+        assert await opened("3-0") == ("0", "0"), "it has built a new file"
+        assert await opened() == ("3-0", "0"), "which stays in use"
+    assert await opened() == ("2-0", "0"), "the entries after it are read again"
+    assert await opened() == ("2-0", "0")
+    (tmp_path / "h.sqlite3.old").write_bytes(b"this is no database, whatever its name says" * 100)
+    assert await opened() == ("2-0", "0")
 
 
 async def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:

@@ -11,16 +11,19 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from urllib.parse import quote
 
 import httpx
 
 from holdfast.cli import api_token
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import (
     Conflict,
     HoldfastError,
+    IncompatibleVersion,
     InvalidSpec,
     InvalidSpecs,
     NotFound,
@@ -49,6 +52,16 @@ PROBLEM = "application/problem+json"
 REDIS_AWAY = "urn:holdfast:problem:redis-away"  # type of a problem
 
 Json = dict[str, Any]
+
+
+class Answer(dict[str, Any]):
+    """An object of an answer. A field that it lacks belongs to another version of the API than that of this command."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise IncompatibleVersion(
+            f"the API has answered without {key!r}, which holdfast {version(DISTRIBUTION)} needs: the supervisor has another "
+            "version (`holdfast doctor` prints which); run the command where that version is installed"
+        )
 
 
 class NoApi(Unavailable):
@@ -151,7 +164,7 @@ class Connection:
 
     def _event(self, data: str) -> Json:
         try:
-            event = json.loads(data)
+            event = json.loads(data, object_hook=Answer)
         except (ValueError, RecursionError) as error:
             raise self.not_ours("one of its events is not JSON") from error
         if not isinstance(event, dict):
@@ -226,7 +239,7 @@ class Connection:
             raise self._unreachable(error) from error
         self._raise_problem(response)
         try:
-            answer = response.json()
+            answer = response.json(object_hook=Answer)
         except (ValueError, RecursionError) as error:
             raise self.not_ours("its answer is not JSON") from error
         if not isinstance(answer, dict):

@@ -9,7 +9,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -39,6 +40,7 @@ from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
 TEMPORARY_BYTES_MAX = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # of TMPDIR's path
+NODES_NAMED_MAX = 3
 EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's validity, remaining
 CLUSTER_ADVICE = (
     "until it is repaired, cordons and maintenance of machines are not noticed, and notices end within the hour "
@@ -217,6 +219,7 @@ def _api(url: str) -> Iterator[Check]:
         with Client(url) as client:
             version = client.version()
             cluster = list(_cluster(client))
+            nodes = list(client.nodes())
     except Untrusted as error:
         found, _, advice = str(error).partition("; ")
         yield Check("API", "problem", found, advice)
@@ -234,6 +237,7 @@ def _api(url: str) -> Iterator[Check]:
     else:
         yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
         yield from _standby(url, version)
+    yield from _agents(str(version.get("version", "?")), nodes)
     yield from cluster
 
 
@@ -244,6 +248,18 @@ def _standby(url: str, version: Mapping[str, Any]) -> Iterator[Check]:
     elif api is not None and not is_loopback(httpx.URL(url).host):
         advice = "if this supervisor's machine dies, nothing is decided until it is back: docs/supervisor-machine.md"
         yield Check("standby", "note", "no second supervisor asks for the lead", advice)
+
+
+def _agents(version: str, nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """Which connected agents have another version than the supervisor."""
+    others = defaultdict[str, list[str]](list)
+    for node in nodes:
+        if node["connected"] and node["version"] != version:
+            others[node["version"]].append(node["node"])
+    for other, names in sorted(others.items()):
+        named = ", ".join([*names[:NODES_NAMED_MAX], *(["…"] if len(names) > NODES_NAMED_MAX else [])])
+        found = f"version {other or '?'} on {plural(len(names), 'node')} ({named}), the supervisor has {version}"
+        yield Check("agents", "note", found, "they are served; finish the upgrade: docs/upgrades.md")
 
 
 def _cluster(client: Client) -> Iterator[Check]:

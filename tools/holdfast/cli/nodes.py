@@ -19,7 +19,7 @@ app = typer.Typer(
 
 invites.register(app)
 
-COLUMNS = ("node", "state", "job", "zone", "pool?", "capacity", "hostname", "reason")
+COLUMNS = ("node", "state", "job", "zone", "pool?", "capacity", "version", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
 CHECK_COLUMNS = ("name", "ok", "detail")
 GPU_COLUMNS = ("gpu", "temperature", "power", "memory used", "busy", "ECC errors", "rows", "NVLinks", "PCIe")

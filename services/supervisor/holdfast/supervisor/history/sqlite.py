@@ -1,7 +1,8 @@
 """The history in one sqlite3 file. It is used in worker threads, one at a time, so the event loop never waits for a disk.
 
 It is a projection: the streams can be read again, so a crash can lose only the last moments. A file that is damaged or has an
-unknown layout is renamed, and a new one is built from the entries that the streams still contain.
+newer layout is renamed, and a new one is built from the entries that the streams still contain. A version that knows the layout
+uses the renamed file again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The file of the history: its tables, its layouts and their upgrades, and what becomes of a damaged file."""
+"""The file of the history: its tables, its layouts and their upgrades, and files that are damaged or newer."""
 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import structlog
@@ -62,12 +63,15 @@ ALTER TABLE steps ADD COLUMN flops REAL NOT NULL DEFAULT 0;
 """
 _UPGRADES = (SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4)  # index: the layout that each upgrades to the next one
 LAYOUT = len(_UPGRADES)
+SET_ASIDE = ".old"  # suffix of a file that is damaged or has a newer layout
+OF_EARLIER = ".earlier"  # suffix of a file that an earlier version has built meanwhile
 
 
 def open_file(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            _take_up_again(path)
             return _connect(path)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
@@ -101,10 +105,37 @@ def _connect(path: Path) -> sqlite3.Connection:
     return _recreate(path)
 
 
+def _take_up_again(path: Path) -> None:
+    """If an operator went back to an earlier version, which set aside a file of a newer layout, use that file again. What it
+    lacks is read from the streams."""
+    aside = path.with_name(path.name + SET_ASIDE)
+    if aside.exists() and _layout(path) < _layout(aside) <= LAYOUT:
+        _rename(path, OF_EARLIER)
+        _rename(aside, "", path)
+        log.info("the history from before the return to an earlier version is used again", path=str(path))
+
+
+def _layout(path: Path) -> int:
+    """The layout of the file: 0 if there is none, a newer one than `LAYOUT` if the file cannot be read."""
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (layout,) = database.execute("PRAGMA user_version").fetchone()
+    except sqlite3.DatabaseError:
+        return LAYOUT + 1
+    return int(layout)
+
+
 def _recreate(path: Path) -> sqlite3.Connection:
-    """Rename the file to `.old` and create a new one."""
-    for suffix in ("", "-wal", "-shm"):
-        old = path.with_name(path.name + suffix)
-        if old.exists():
-            old.replace(path.with_name(path.name + ".old" + suffix))
+    """Set the file aside and create a new one."""
+    _rename(path, SET_ASIDE)
     return _connect(path)
+
+
+def _rename(path: Path, suffix: str, to: Path | None = None) -> None:
+    """Rename the file and those that sqlite keeps beside it to the name of `to`, or its own, with a suffix."""
+    for part in ("", "-wal", "-shm"):
+        old = path.with_name(path.name + part)
+        if old.exists():
+            old.replace(path.with_name((to or path).name + suffix + part))
