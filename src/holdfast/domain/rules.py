@@ -103,7 +103,7 @@ RULES: Mapping[FindingKind, Rule] = {
     FindingKind.NUMERICAL: Rule(
         "loss or gradient norm is a robust outlier, or not a number; an error if it persists",
         "ByteRobust (SOSP'25)",
-        "check the data of that step; training continues from before `verified_step`",
+        "check the data of that step. The run goes on; if the loss stays NaN, a restart restores no step after `verified_step`",
     ),
     FindingKind.DEGRADATION: Rule(
         "a counter grows faster than its limit, or a disk or the memory fills",

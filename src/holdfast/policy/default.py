@@ -81,6 +81,8 @@ def default(incident: Incident, job: JobView) -> Action:
             return _worker_fault(incident, job)
         case FindingKind.SILENT_CORRUPTION:
             return _corruption(incident, job)
+        case FindingKind.NUMERICAL:
+            return notify(f"{incident.cause} The run goes on; a restart restores no step after the last finite loss")
         case k if k == CORDONED:
             return _replace((incident.node,), f"{incident.node} is cordoned", job)
         case k if k == REPAIR:

@@ -10,8 +10,10 @@ import pytest
 from agent_harness import prepare_order
 
 from holdfast.agent.workers.generation import LocalGeneration
+from holdfast.agent.workers.worker import Exit, WorkerIdentity
+from holdfast.diagnostics.detectors.exit_cause import earlier_by
 from holdfast.domain.notes import Note, ObservedStepsNote, PhaseNote, Sender, StepNote
-from holdfast.domain.signals import Phase
+from holdfast.domain.signals import Phase, WorkerExited
 
 AFTER_S = 5.0
 
@@ -21,7 +23,12 @@ class Ranks:
 
     def __init__(self) -> None:
         self.generation = LocalGeneration("node-0", prepare_order("j", "train.py", nproc=2), Path("/logs"))
-        self.generation.workers = {rank: SimpleNamespace(alive=True) for rank in (0, 1)}  # type: ignore[misc]
+        self.generation.workers = {
+            rank: SimpleNamespace(  # type: ignore[misc]
+                alive=True, expected=False, exit=None, pid=100 + rank
+            )
+            for rank in (0, 1)
+        }
         self.generation.begin(0.0)
 
     def launched(self) -> Ranks:
@@ -111,3 +118,56 @@ def test_all_first_steps_are_reported_at_once(uses_library: bool) -> None:
     ranks.step(0, 1, 1.0)
     ranks.step(1, 1, 2.0)
     assert ranks.reported(2.5) == (1, 2.0)
+
+
+def exit_of(ranks: Ranks, rank: int, exit_code: int, at: float = 1.0) -> WorkerExited:
+    worker = ranks.generation.workers[rank]
+    worker.alive, worker.exit = False, Exit(at, exit_code, None, uptime_s=at + 1000.0)  # type: ignore[misc]
+    worker.identity = WorkerIdentity("j", 1, rank, rank, Path("/logs/log"), Path("/logs/error"))
+    return ranks.generation.exited(worker, worker.exit)
+
+
+def ended(ranks: Ranks, rank: int, exit_code: int) -> Ranks:
+    exit_of(ranks, rank, exit_code)
+    return ranks
+
+
+def test_a_rank_that_has_ended_with_exit_code_0_is_not_waited_for() -> None:
+    ranks = ended(Ranks(), 1, exit_code=0)
+    assert ranks.reported(AFTER_S - 0.1) is None
+    assert ranks.reported(AFTER_S) == (0, AFTER_S)
+
+
+def test_the_optimizer_steps_of_the_other_ranks_count() -> None:
+    ranks = ended(Ranks().launched(), 1, exit_code=0)
+    ranks.observe(0, 2, 3.0)
+    assert ranks.reported(3.0 + AFTER_S) == (0, 3.0)
+    reached = ranks.generation.step_reached()
+    assert reached is not None
+    assert reached.observed == 2
+
+
+def test_a_rank_that_has_failed_is_no_rank_that_has_ended() -> None:
+    assert ended(Ranks(), 1, exit_code=1).reported(AFTER_S) is None
+
+
+def test_nothing_steps_when_every_rank_has_ended() -> None:
+    ranks = ended(ended(Ranks(), 0, exit_code=0), 1, exit_code=0)
+    assert ranks.reported(AFTER_S) is None
+    assert ranks.generation.finished() is not None
+
+
+def test_a_rank_that_is_done_has_ended_before_its_process_has() -> None:
+    ranks = Ranks().launched()
+    ranks.generation.fold(PhaseNote(Sender("j", 1, 1), Phase.DONE, 2.0, 20))
+    exit_ = exit_of(ranks, 1, exit_code=0, at=2.5)
+    assert (exit_.at, exit_.uptime_s) == (2.0, 1002.0)
+    failed = exit_of(ranks, 0, exit_code=1, at=2.2)
+    assert earlier_by(exit_, failed) > 0.0, "the other rank failed when it left"
+
+
+def test_a_rank_that_does_not_say_that_it_is_done_ends_with_its_process() -> None:
+    assert exit_of(Ranks(), 1, exit_code=0, at=2.5).at == 2.5
+    ranks = Ranks().launched()
+    ranks.generation.fold(PhaseNote(Sender("j", 1, 1), Phase.DONE, 9.0, 20))
+    assert exit_of(ranks, 1, exit_code=0, at=2.5).at == 2.5, "the wall clock was set back"

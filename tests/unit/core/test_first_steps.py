@@ -6,6 +6,7 @@ import pytest
 from fleet import Fleet, job, running
 
 from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.orders import RanksFinished, RanksStepping
 from holdfast.supervisor.alerts.alert import Topic, alert_of
 from holdfast.supervisor.core.progress import FIRST_START_S, LATER_START_S, start_patience_s
 from holdfast.supervisor.protocol import FindingJudged, JobPhase, LeaderStarted
@@ -120,3 +121,32 @@ def test_a_new_leader_whose_clock_is_hours_ahead_neither_warns_nor_ends_the_star
     fleet.wait(FIRST_START_S - LATER_START_S - 1.0)
     assert fleet.job.number == 1
     assert not fleet.state.incidents
+
+
+def ranks_of(fleet: Fleet, node: str) -> tuple[int, ...]:
+    assert fleet.job.generation is not None
+    placement = fleet.job.generation.placement_of(node)
+    assert placement is not None
+    return tuple(placement.ranks)
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_ranks_that_end_with_exit_code_0_before_a_step_do_not_keep_the_job_from_running(ends_first: bool) -> None:
+    fleet = starting()
+    steps = RanksStepping(fleet.about, 1, ranks_of(fleet, "n0"), 0, fleet.now)
+    ends = RanksFinished(fleet.about, 1, ranks_of(fleet, "n1"), fleet.now)
+    for node, report in (("n1", ends), ("n0", steps)) if ends_first else (("n0", steps), ("n1", ends)):
+        assert fleet.job.phase is JobPhase.STARTING
+        fleet.report(node, report)
+    fleet.expect(JobPhase.RUNNING)
+    fleet.wait(2 * FIRST_START_S)
+    assert (fleet.job.number, fleet.job.phase) == (1, JobPhase.RUNNING)
+
+
+def test_ranks_that_ended_are_not_missing_and_do_not_step_for_the_others() -> None:
+    fleet = starting()
+    fleet.report("n1", RanksFinished(fleet.about, 1, ranks_of(fleet, "n1"), fleet.now))
+    fleet.wait(LATER_START_S + 1.0)
+    assert fleet.job.phase is JobPhase.STARTING
+    [warning] = warnings(fleet)
+    assert "1 of 2 ranks" in warning.finding.summary

@@ -124,6 +124,32 @@ def test_a_step_that_the_next_generation_abandons_is_not_sent() -> None:
     assert fleet.job.checkpoints.saved_by_all <= (attempt, 10)
 
 
+def test_a_step_of_a_corrupt_state_does_not_replace_the_last_verified_one() -> None:
+    fleet = fleet_of_three()
+    for rank in range(DP):
+        fleet.hold(rank, 10)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 10, "n1": 10, "n2": 10}
+    fleet.find(FindingKind.NUMERICAL, verified_step="25")
+    for rank in range(DP):
+        fleet.hold(rank, 10, 20, 30, 40)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 20, "n1": 20, "n2": 20}
+    for rank in range(DP):
+        fleet.hold(rank, 20, 40, 50)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "nodes keep step 20"
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 20
+    fleet.step_all(21)
+    for rank in range(DP):
+        fleet.hold(rank, 60)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 60, "n1": 60, "n2": 60}
+
+
 def test_a_job_that_has_ended_says_nothing() -> None:
     fleet = fleet_of_three()
     for rank in range(DP):

@@ -60,6 +60,12 @@ class LocalGeneration:
         return len(self.alive) == self.order.placement.nproc
 
     @property
+    def completed(self) -> list[Worker]:
+        """Workers that have ended by themselves with exit code 0."""
+        ended = (worker for worker in self.workers.values() if not worker.alive and not worker.expected)
+        return [worker for worker in ended if worker.exit is not None and worker.exit.exit_code == 0]
+
+    @property
     def submission(self) -> str:
         """Identifies the run: a hash, because the token itself is the job's secret."""
         return hashlib.sha256(self.order.token.encode()).hexdigest()[:16]
@@ -131,9 +137,12 @@ class LocalGeneration:
         An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
         was observed, or when all of them have been running for `assume_started_after_s`. A script that uses the library, and
         never `run.step`, counts when its optimizer steps have been observed for that long. If only some ranks report steps, all
-        count that long after the second step of these.
+        count that long after the second step of these. Nothing is expected of a rank that has ended with exit code 0: scripts
+        let ranks go that have nothing to do.
         """
-        if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
+        if self.stepping_reported or self.progress is None or self.started_at is None or not self.alive:
+            return None
+        if len(self.alive) + len(self.completed) < self.order.placement.nproc:
             return None
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
@@ -195,11 +204,15 @@ class LocalGeneration:
         return [signal for signal in unsent if signal is not None]
 
     def exited(self, worker: Worker, how: Exit) -> WorkerExited:
-        """Return the signal for a worker that has exited."""
+        """Return the signal for a worker that has exited. An end with exit code 0 is dated by the `done` of the library, if
+        there was one: the process leaves its groups afterwards, and the other ranks may fail before it is gone."""
         identity = worker.identity
+        at = how.at
+        if self.progress is not None and worker in self.completed:
+            at = min(how.at, self.progress.complete(identity.rank) or how.at)
         return WorkerExited(
             node=self.node,
-            at=how.at,
+            at=at,
             job=identity.job,
             generation=identity.generation,
             rank=identity.rank,
@@ -211,7 +224,7 @@ class LocalGeneration:
             error=None if how.exit_code == 0 else read_error_file(identity.error_path, self.uid),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
-            uptime_s=how.uptime_s,
+            uptime_s=how.uptime_s - (how.at - at),
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
             observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
             submission=self.submission,
@@ -219,8 +232,7 @@ class LocalGeneration:
 
     def finished(self) -> RanksFinished | None:
         """Return the report that every rank has ended by itself with exit code 0; None if that is not the case."""
-        exits = [worker.exit for worker in self.workers.values() if not worker.alive and not worker.expected]
-        ends = [how.at for how in exits if how is not None and how.exit_code == 0]
+        ends = [worker.exit.at for worker in self.completed if worker.exit is not None]
         if len(ends) != self.order.placement.nproc:
             return None
         return RanksFinished(self.order.job, self.order.generation, tuple(self.order.placement.ranks), max(ends))

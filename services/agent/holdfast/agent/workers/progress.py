@@ -65,6 +65,7 @@ class _Rank:
     observed: int = 0
     observed_step_s: float = 0.0
     observed_since: float | None = None
+    completed: bool = False  # has ended with exit code 0
     # End times of its last steps, newest first: (Unix seconds of its clock, monotonic seconds).
     ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
     # Of its last steps: (seconds, of these seconds waited for other ranks, NaN = not measured).
@@ -136,6 +137,17 @@ class Progress:
             rank.observed_since = note.ended_at
         if not math.isnan(note.comm_wait_s):
             self._observed.append(note)
+
+    def complete(self, rank: int) -> float | None:
+        """Record that the rank has ended with exit code 0: no further step is expected of it. Return when it reported that
+        it was done (Unix s); None if it did not."""
+        ended = self._ranks[rank]
+        ended.completed = True
+        return ended.phase_at if ended.phase is Phase.DONE else None
+
+    @property
+    def _stepping(self) -> list[_Rank]:
+        return [rank for rank in self._ranks.values() if not rank.completed]
 
     def knows(self, rank: int) -> bool:
         return rank in self._ranks
@@ -225,14 +237,14 @@ class Progress:
 
     @property
     def observed_since(self) -> float | None:
-        """When an optimizer step of the last rank was first observed (Unix s); None while one rank has none."""
-        ends = [rank.observed_since for rank in self._ranks.values() if rank.observed_since is not None]
-        return max(ends) if len(ends) == len(self._ranks) else None
+        """When an optimizer step of the last rank was first observed (Unix s); None while a rank that may step has none."""
+        ends = [rank.observed_since for rank in self._stepping if rank.observed_since is not None]
+        return max(ends) if ends and len(ends) == len(self._stepping) else None
 
     @property
     def observed(self) -> tuple[int, float]:
-        """Optimizer steps that were observed in every rank, and seconds for one of them recently."""
-        slowest = min(self._ranks.values(), key=lambda rank: rank.observed)
+        """Optimizer steps that were observed in every rank that may step, and seconds for one of them recently."""
+        slowest = min(self._stepping or self._ranks.values(), key=lambda rank: rank.observed)
         return slowest.observed, slowest.observed_step_s
 
     @property

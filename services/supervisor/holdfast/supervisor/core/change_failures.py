@@ -181,7 +181,7 @@ def on_slow_start(turn: Turn, name: str, number: int) -> None:
 def _without_a_step(turn: Turn, job: Job, starting: Starting, within_s: float) -> Finding:
     generation = job.generation
     assert generation is not None
-    missing = list(Numbers.below(generation.mesh.world_size) - starting.stepping)
+    missing = list(Numbers.below(generation.mesh.world_size) - starting.stepping - job.membership.finished)
     where = sorted({generation.node_of(rank) for rank in missing})
     return Finding(
         id=f"ranks-missing:{job.name}:{generation.number}",

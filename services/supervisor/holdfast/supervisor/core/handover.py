@@ -316,7 +316,18 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
     job = progress.seen(turn, name, max(steps))
     if 0 in steps and not job.progress.reports_no_steps:
         turn.put_progress(name, reports_no_steps=True)
-    if len(starting.stepping) == generation.mesh.world_size:
+    _complete_if_all_step(turn, job, starting)
+
+
+def on_ranks_finished(turn: Turn, job: Job) -> None:
+    """More ranks of the running generation have ended with exit code 0, maybe before they counted as stepping."""
+    if isinstance(job.doing, Starting):
+        _complete_if_all_step(turn, job, job.doing)
+
+
+def _complete_if_all_step(turn: Turn, job: Job, starting: Starting) -> None:
+    assert job.generation is not None
+    if starting.stepping and len(starting.stepping | job.membership.finished) == job.generation.mesh.world_size:
         _complete(turn, job, starting)
 
 

@@ -14,6 +14,7 @@ from holdfast.supervisor.core import (
     change,
     earlier,
     final_upload,
+    handover,
     lifecycle,
     nodes,
     ordered_saves,
@@ -220,6 +221,8 @@ def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
             _stopped(turn, job.name, job.doing.reason)
         else:
             _end(turn, job.name, Cause.COMPLETE, f"{_all_ranks(len(finished))} ended with exit code 0")
+    elif job.number == running.number:
+        handover.on_ranks_finished(turn, job)
 
 
 def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:

@@ -3,6 +3,7 @@
 Nodes delete shards by what they hold themselves. But a step is useful only while every rank's shard exists somewhere, and
 nodes with slower or faster disks than others could end up with no step in common. So the newest step that all of them have, on
 disk and on a peer, is sent to every node that holds shards of the job: nodes keep that step until they receive the next.
+While the state is known to be corrupt, no step after the last verified one is sent: a restart needs an older one.
 
 This is a notification, not an order. If it is lost, late or repeated, or if the supervisor is unavailable, nodes keep more than
 necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job.
@@ -10,6 +11,7 @@ necessary, never less. It is computed once per `retention_s` and save, from all 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 from holdfast.domain.replication import CommonCheckpoint
@@ -58,11 +60,12 @@ _Ranks = tuple[int, int]  # from, to (exclusive); empty if `to` is not above `fr
 
 def newest_everywhere(turn: Turn, job: Job) -> int:
     """The newest step of the running attempt that every rank has on its node's disk and, if there are several nodes, on another
-    one; 0 = none. Ignores steps before the last one that was sent."""
+    one; 0 = none. Ignores steps before the last one that was sent, and those that may not be restored."""
     running = job.running
     assert running is not None
-    attempt = running.attempt
-    if job.checkpoints.step and _is_everywhere(turn, job, job.checkpoints.step):
+    attempt, trusted = running.attempt, job.checkpoints.trusted
+    step_max = math.inf if trusted is None else trusted.step
+    if 0 < job.checkpoints.step <= step_max and _is_everywhere(turn, job, job.checkpoints.step):
         return job.checkpoints.step  # no newer step is complete, wherever its shards are
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
@@ -76,7 +79,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
         for run in shard_runs(nodes[placement.node].inventory[name]):
-            if run[0] != attempt or run[1] < step_min:
+            if run[0] != attempt or not step_min <= run[1] <= step_max:
                 continue
             _, step, _, tier, _, begin, width, _, _, _ = run
             end = begin + width
