@@ -115,13 +115,14 @@ class WarmCommand(subprocess.Popen[str]):
 class Warm:
     """The process that forks."""
 
-    def __init__(self, what: str, at_import: Mapping[str, str]) -> None:
-        """`at_import`: variables that take effect at import, beside those of this process."""
+    def __init__(self, what: str, view: Sequence[str], at_import: Mapping[str, str]) -> None:
+        """`view`: the start of the command line, which gives it another view of the file system. `at_import`: variables that
+        take effect at import, beside those of this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, what, str(theirs.fileno()), "." * TITLE_BYTES],
+                [*view, sys.executable, __file__, what, str(theirs.fileno()), "." * TITLE_BYTES],
                 # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
                 env={
                     **environment,
@@ -196,9 +197,9 @@ class Warm:
 
 
 @cache
-def warm(what: str, **at_import: str) -> Warm:
-    """That of this test process, and of what takes effect at import."""
-    made = Warm(what, at_import)
+def warm(what: str, view: tuple[str, ...] = (), **at_import: str) -> Warm:
+    """That of this test process, of its view of the file system, and of what takes effect at import."""
+    made = Warm(what, view, at_import)
     atexit.register(made.close)
     return made
 
