@@ -226,7 +226,9 @@ class Agent:
         environment = {**os.environ, **self._environment}
         with (self.root / "agent.log").open("ab") as output:
             # Its templates and its replicator are forks, too, where their environment allows it.
-            return warm(STACK, self.view).start(["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno())
+            return warm(STACK, self.view).start(
+                ["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno()
+            )
 
     def wait_connected(self) -> Hello:
         return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)

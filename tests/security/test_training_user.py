@@ -15,7 +15,15 @@ import psutil
 import pytest
 from agent_harness import Agent, newest_in_memory, prepare_order, read_json, script, start_job
 from leftovers import gone
-from training_users import GROUP, NOBODY, NewOtherUsersAgent, OtherUsersAgent, agent_of, needs_another_user, reachable_directory
+from training_users import (
+    GROUP,
+    NOBODY,
+    NewOtherUsersAgent,
+    OtherUsersAgent,
+    agent_of,
+    needs_another_user,
+    reachable_directory,
+)
 from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardRecord, ShardSource
