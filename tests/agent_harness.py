@@ -229,6 +229,8 @@ class ControlPlane:
 class Agent:
     """One agent process in its own directories, killed whole at the end."""
 
+    view: tuple[str, ...] = ()  # that its processes have of the file system, as for `warm`
+
     def __init__(self, plane: ControlPlane, root: Path, *, replicator: bool = False, **environment: str) -> None:
         self.plane = plane
         self.root = root
@@ -257,7 +259,9 @@ class Agent:
         environment = {**os.environ, **self._environment}
         with (self.root / "agent.log").open("ab") as output:
             # Its templates and its replicator are forks, too, where their environment allows it.
-            return warm(STACK).start(["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno())
+            return warm(STACK, self.view).start(
+                ["holdfast.agent"], Path.cwd(), environment, output.fileno(), output.fileno()
+            )
 
     def wait_connected(self) -> Hello:
         return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)

@@ -35,11 +35,12 @@ class Shell:
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
+    view: tuple[str, ...] = ()  # that the forks have of the file system, as for `warm`
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
         what, command = _warm(arguments)
-        return Result(*warm(what)(command, self.directory, self._environment(), timeout_s))
+        return Result(*warm(what, self.view)(command, self.directory, self._environment(), timeout_s))
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
@@ -59,7 +60,7 @@ class Shell:
     def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A command that is killed when the block is left before its end: a fork, and so is each process of its stack."""
         what, command = _warm(arguments)
-        with warm(what).command(command, self.directory, self._environment()) as process:
+        with warm(what, self.view).command(command, self.directory, self._environment()) as process:
             try:
                 yield process
             finally:

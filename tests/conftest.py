@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ import pytest_timeout
 import redis
 import servers
 import structlog
+import warm_processes
 from servers import Choice, RedisServer
 
 from holdfast.log.keys import may_stay
@@ -59,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(file_order.CpuTimes())
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
+    directory = warm_processes.share()
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # some of these processes end now
     if config.getoption("--write-long"):
         config.pluginmanager.register(long_tests.meter())
     if config.getoption("--write-order"):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_harness import Agent, ControlPlane
@@ -51,31 +52,44 @@ def reached_by_others() -> tuple[str, ...] | None:
     return view if len(closed) == 1 and works.returncode == 0 else None
 
 
+def view() -> tuple[str, ...]:
+    """`reached_by_others` where the tests run that need it."""
+    found = reached_by_others()
+    assert found is not None
+    return found
+
+
 needs_another_user = pytest.mark.skipif(
     reached_by_others() is None, reason="needs root, and an interpreter that other users can be given"
 )
 
 
 class OtherUsersAgent(Agent):
-    """As `Agent`. Its own process is not a fork of the test's, because its children need another view of the file system."""
+    """As `Agent`, on a machine on which other users can run the interpreter."""
+
+    def __init__(self, plane: ControlPlane, root: Path, **options: Any) -> None:
+        self.view = view()
+        super().__init__(plane, root, **options)
+
+    def become(self, user: str) -> None:
+        """Start the agent again, after its end, with another training user."""
+        self._environment["HOLDFAST_AGENT_USER"] = user
+        self.restart()
+
+
+class NewOtherUsersAgent(OtherUsersAgent):
+    """Its processes are no forks of the test's: each has the privileges, descriptors and memory that an exec leaves it."""
 
     def _start(self) -> subprocess.Popen[bytes]:  # type: ignore[override]
-        view = reached_by_others()
-        assert view is not None
         with (self.root / "agent.log").open("ab") as output:
             return subprocess.Popen(
-                [*view, sys.executable, "-m", "holdfast.agent"],
+                [*self.view, sys.executable, "-m", "holdfast.agent"],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-
-    def become(self, user: str) -> None:
-        """Start the agent again, after its end, with another training user."""
-        self._environment["HOLDFAST_AGENT_USER"] = user
-        self.restart()
 
 
 @contextmanager
@@ -89,10 +103,15 @@ def reachable_directory() -> Iterator[Path]:
 
 @contextmanager
 def agent_of(
-    root: Path, *, user: str = USER, replicator: bool = False, **environment: str
+    root: Path,
+    *,
+    user: str = USER,
+    replicator: bool = False,
+    kind: type[OtherUsersAgent] = OtherUsersAgent,
+    **environment: str,
 ) -> Iterator[OtherUsersAgent]:
     plane = ControlPlane()
-    agent = OtherUsersAgent(plane, root, replicator=replicator, HOLDFAST_AGENT_USER=user, **environment)
+    agent = kind(plane, root, replicator=replicator, HOLDFAST_AGENT_USER=user, **environment)
     try:
         agent.wait_connected()
         yield agent

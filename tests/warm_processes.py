@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -21,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES_MAX = 64 << 10
 DESCRIPTORS_MAX = 4
+DIRECTORY = "TEST_WARM_PROCESSES"  # variable: where the sockets of the processes that fork are
+LISTENER = 3  # descriptor of such a process
 PR_SET_PDEATHSIG = 1
 # Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
@@ -113,30 +117,26 @@ class WarmCommand(subprocess.Popen[str]):
 
 
 class Warm:
-    """The process that forks."""
+    """A connection to a process that forks, which serves all test processes of a run, and ends with the last connection."""
 
-    def __init__(self, what: str, at_import: Mapping[str, str]) -> None:
-        """`at_import`: variables that take effect at import, beside those of this process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, what, str(theirs.fileno()), "." * TITLE_BYTES],
-                # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
-                env={
-                    **environment,
-                    **at_import,
-                    "COLUMNS": "120",
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "OMP_NUM_THREADS": "1",
-                    ROOM: "." * ROOM_BYTES,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self._socket = ours
+    def __init__(self, what: str, view: Sequence[str], at_import: Mapping[str, str]) -> None:
+        """`view`: the start of the command line, which gives it another view of the file system. `at_import`: variables that
+        take effect at import, beside those of this process."""
+        name = hashlib.sha256(json.dumps([what, view, sorted(at_import.items())]).encode()).hexdigest()[:16]
+        path = os.path.join(_directory(), name)
         self._asking = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _alone(path):
+            try:
+                self._socket.connect(path)
+            except (FileNotFoundError, ConnectionRefusedError):  # none yet, or it was killed
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                    listener.bind(path)
+                    listener.listen()
+                    _start([*view, sys.executable, __file__, what, path, "." * TITLE_BYTES], at_import, listener)
+                self._socket.connect(path)
 
     def start(
         self,
@@ -189,16 +189,46 @@ class Warm:
             return int(self._socket.recv(64))
 
     def close(self) -> None:
-        """What still runs is killed with the process that has forked it."""
+        """What it has forked for this process and still runs is killed."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+
+
+def share() -> str:
+    """Makes the directory by which the test processes that this one starts find the processes that fork. Returns its path."""
+    os.environ[DIRECTORY] = tempfile.mkdtemp(prefix="warm-")
+    return os.environ[DIRECTORY]
 
 
 @cache
-def warm(what: str, **at_import: str) -> Warm:
-    """That of this test process, and of what takes effect at import."""
-    made = Warm(what, at_import)
+def _directory() -> str:
+    return os.environ.get(DIRECTORY) or share()
+
+
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Nobody else connects to the process of this path, which does not end."""
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start(command: list[str], at_import: Mapping[str, str], listener: socket.socket) -> None:
+    """Not by `subprocess`, which would wait for it: the process may outlive this one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
+    environment |= at_import
+    environment |= {"COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", ROOM: "." * ROOM_BYTES}
+    actions = [
+        (os.POSIX_SPAWN_DUP2, listener.fileno(), LISTENER),
+        *((os.POSIX_SPAWN_OPEN, standard, os.devnull, os.O_RDWR, 0) for standard in (0, 1)),
+    ]
+    os.posix_spawnp(command[0], command, environment, file_actions=actions)
+
+
+@cache
+def warm(what: str, view: tuple[str, ...] = (), **at_import: str) -> Warm:
+    """That of this run, of its view of the file system, and of what takes effect at import."""
+    made = Warm(what, view, at_import)
     atexit.register(made.close)
     return made
 
@@ -219,23 +249,58 @@ def run_script(*arguments: str, timeout_s: float) -> tuple[int, str]:
 # ---------------------------------------------------------------- the process that forks
 
 
-def _serve(requests: socket.socket) -> None:
-    """Returns in a child, in the place that it wants; ends the process when nobody asks any more."""
+def _serve(path: str, listener: socket.socket) -> None:
+    """Returns in a child, in the place that it wants; ends the process when nobody is connected any more."""
+    forks: dict[socket.socket, set[int]] = {}  # of each connection
     while True:
-        raw, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
-        if not raw:
+        for ready in select.select([listener, *forks], [], [])[0]:
+            if ready is listener:
+                forks[listener.accept()[0]] = set()
+                continue
+            raw, descriptors, _, _ = _received(ready)
+            if not raw:
+                ready.close()
+                for pid in forks.pop(ready):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                continue
+            request = json.loads(raw)
+            if "wait" in request:
+                _, status = os.waitpid(request["wait"], 0)
+                forks[ready].discard(request["wait"])
+                answer = os.waitstatus_to_exitcode(status)
+            elif (answer := os.fork()) == 0:
+                for each in (listener, *forks):
+                    each.close()
+                _become(request, descriptors)
+                return
+            else:
+                forks[ready].add(answer)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            with suppress(BrokenPipeError):  # the next look at it finds its end
+                ready.send(str(answer).encode())
+        if not forks and _ended(path, listener):
             sys.exit()
-        request = json.loads(raw)
-        if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        elif (answer := os.fork()) == 0:
-            requests.close()
-            _become(request, descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        requests.send(str(answer).encode())
+
+
+def _ended(path: str, listener: socket.socket) -> bool:
+    """Whether nobody has connected meanwhile, nor will."""
+    try:
+        with _alone(path):
+            if select.select([listener], [], [], 0)[0]:
+                return False
+            os.unlink(path)
+    except FileNotFoundError:  # the run is over
+        pass
+    return True
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    try:
+        return socket.recv_fds(connection, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
+    except ConnectionResetError:  # it was killed before it read an answer
+        return b"", [], 0, None
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -295,7 +360,7 @@ def end_at_once(run: Callable[[], object]) -> None:
     os._exit(code)
 
 
-def _main(what: str, requests: socket.socket) -> None:
+def _main(what: str, path: str) -> None:
     gc.disable()  # until everything is imported
     del os.environ[ROOM]  # the memory remains
     if what == COMMANDS:
@@ -315,7 +380,7 @@ def _main(what: str, requests: socket.socket) -> None:
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
     gc.freeze()  # its pages stay shared
     gc.enable()
-    _serve(requests)
+    _serve(path, socket.socket(fileno=LISTENER))
     if what == COMMANDS:
         end_at_once(main.main)
     elif what == SCRIPTS:
@@ -334,4 +399,7 @@ def be_script(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    os.closerange(
+        LISTENER + 1, os.sysconf("SC_OPEN_MAX")
+    )  # what libraries have opened in the process that started this one
+    _main(sys.argv[1], sys.argv[2])

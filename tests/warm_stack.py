@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.cli.stack import LocalStack
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 REQUEST_BYTES_MAX = 180_000
@@ -183,12 +184,15 @@ class Imports:
             output: IO[bytes] | int | None,
             pass_fds: Sequence[int],
         ) -> Any:
-            environment, module = os.environ if env is None else env, command[-1]
+            environment, module, user = os.environ if env is None else env, command[-1], list[str]()
+            if children._BECOME in command:
+                user = [*command[command.index(children._BECOME) : -3]]
+                environment = _environment_of(int(user[2]))
             warm = tuple(command[-3:-1]) == (sys.executable, "-m") and module in OF_AN_AGENT and isinstance(output, int)
             if not warm or not imported(environment, self.environment):
                 return new(command, env, cwd, output, pass_fds)
             assert isinstance(output, int)
-            return helper.start(module, environment, cwd or Path.cwd(), output, pass_fds)
+            return helper.start(module, environment, cwd or Path.cwd(), output, pass_fds, user=user)
 
         children._start = start
 
@@ -245,11 +249,12 @@ class _Helper:
         *,
         arguments: Sequence[str] = (),
         note: str = "",
+        user: Sequence[str] = (),
         own_session: bool = False,
         outlives: bool = False,
     ) -> WarmProcess:
         """A child of this process. `outlives`: when this one is killed, it runs on. `note`: the pid file of one that is not
-        this one's child by then, either."""
+        this one's child by then, either. `user`: `holdfast.runtime.children._BECOME` and its arguments."""
         request = {
             "module": module,
             "environment": dict(environment),
@@ -257,6 +262,7 @@ class _Helper:
             "descriptors": list(pass_fds),
             "arguments": list(arguments),
             "note": note,
+            "user": list(user),
             "own_session": own_session,
             "outlives": outlives,
         }
@@ -333,6 +339,8 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int)
     sys.argv = [request["module"]]
     if request["note"]:
         _note(request["note"])
+    if request["user"]:
+        _become_user(*request["user"])
 
 
 def _note(pid_file: str) -> None:
@@ -342,6 +350,20 @@ def _note(pid_file: str) -> None:
     argv, sys.argv = sys.argv, ["-c", pid_file]
     exec(survivors._NOTE.rpartition("os.execvp")[0], {})
     sys.argv = argv
+
+
+def _become_user(lines: str, *arguments: str) -> None:
+    """The user that `holdfast.runtime.children.spawn` would have given this process, by its own lines."""
+    argv, sys.argv = sys.argv, ["-c", *arguments]
+    exec(lines.rpartition("try:\n    os.execvpe")[0], {})
+    sys.argv = argv
+    _prctl(PR_SET_DUMPABLE, 1)  # as after an exec: /proc/PID of this process belongs to its user
+
+
+def _environment_of(file: int) -> dict[str, str]:
+    """The environment that `holdfast.runtime.children.spawn` hands to a process of another user."""
+    raw = os.pread(file, os.fstat(file).st_size, 0)
+    return dict(os.fsdecode(each).split("=", 1) for each in raw.split(b"\0") if each)
 
 
 def _until_child_of(wanted: int) -> None:

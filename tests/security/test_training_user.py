@@ -15,7 +15,15 @@ import psutil
 import pytest
 from agent_harness import Agent, newest_in_memory, prepare_order, read_json, script, start_job
 from leftovers import gone
-from training_users import GROUP, NOBODY, OtherUsersAgent, agent_of, needs_another_user, reachable_directory
+from training_users import (
+    GROUP,
+    NOBODY,
+    NewOtherUsersAgent,
+    OtherUsersAgent,
+    agent_of,
+    needs_another_user,
+    reachable_directory,
+)
 from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardRecord, ShardSource
@@ -67,7 +75,7 @@ def tried(what):
 def agent() -> Iterator[OtherUsersAgent]:
     with (
         reachable_directory() as root,
-        agent_of(root, replicator=True, SOME_KEY="k", HOLDFAST_API_TOKEN="s3cret") as agent,
+        agent_of(root, replicator=True, kind=NewOtherUsersAgent, SOME_KEY="k", HOLDFAST_API_TOKEN="s3cret") as agent,
     ):
         yield agent
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from commands import Shell, read_until
-from training_users import NOBODY, USER, needs_another_user, reachable_directory, reached_by_others
+from training_users import NOBODY, USER, needs_another_user, reachable_directory, view
 from waiting import wait_until
 
 from holdfast.cli import api_token
@@ -107,14 +105,8 @@ class Running:
 
 @contextmanager
 def stack(root: Path, *, nodes: int) -> Iterator[Running]:
-    shell = Shell(root)
-    view = reached_by_others()
-    assert view is not None
-    command = [*view, sys.executable, "-m", "holdfast.cli.main", "up", "--dir", "up", "--nodes", str(nodes), *PORTS]
-    with subprocess.Popen(
-        [*command, "--user", USER], cwd=root, env=shell._environment(), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+    shell = Shell(root, view=view())
+    with shell.start("up", "--dir", "up", "--nodes", str(nodes), *PORTS, "--user", USER) as process:
         try:
             read_until(process, "Ctrl-C stops everything")
             record: Any = json.loads((root / "up" / "stack.json").read_text())

@@ -24,6 +24,6 @@ def test_what_is_none(text: str) -> None:
 
 
 def test_a_grace_that_is_none_is_refused_before_anything_is_asked() -> None:
-    result = CliRunner().invoke(application(), ["jobs", "checkpoint", "llm", "--grace", "soon"])
+    result = CliRunner().invoke(application("jobs"), ["jobs", "checkpoint", "llm", "--grace", "soon"])
     assert result.exit_code == 2
     assert "is not a duration" in result.output

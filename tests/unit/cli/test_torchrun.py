@@ -46,7 +46,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
 
 def typed(*arguments: str) -> None:
     """As typed after `holdfast run`. Raises what the command raises."""
-    result = CliRunner().invoke(application(), ["run", "--local", *arguments])
+    result = CliRunner().invoke(application("run"), ["run", "--local", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

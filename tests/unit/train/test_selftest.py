@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -77,25 +75,31 @@ def test_the_program_prints_one_object(capsys: pytest.CaptureFixture[str], monke
 # ---------------------------------------------------------------- the quick test
 
 
-def quickly(within_s: float) -> dict[str, Any]:
-    """In a process of its own: it forks, and what this one has imported may have threads."""
-    arguments = [sys.executable, "-m", "holdfast.train.selftest", "--within-s", str(within_s)]
-    ended = subprocess.run(
-        arguments, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    report: dict[str, Any] = json.loads(ended.stdout)
+def forked(directory: Path, program: str, *arguments: str) -> Any:
+    """What it prints, in another process: it forks, and what this one has imported may have threads."""
+    script = directory / "program.py"
+    script.write_text(program)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended, out, err = warm(SCRIPTS)([str(script), *arguments], directory, environment, 100.0)
+    assert ended == 0, out + err
+    return json.loads(out)
+
+
+def quickly(directory: Path, within_s: float) -> dict[str, Any]:
+    program = "import runpy\nrunpy.run_module('holdfast.train.selftest', run_name='__main__', alter_sys=True)\n"
+    report: dict[str, Any] = forked(directory, program, "--within-s", str(within_s))
     return report
 
 
-def test_the_quick_test_of_a_machine_without_gpus_forms_an_all_reduce_on_the_loop_back() -> None:
-    report = quickly(20.0)
+def test_the_quick_test_of_a_machine_without_gpus_forms_an_all_reduce_on_the_loop_back(tmp_path: Path) -> None:
+    report = quickly(tmp_path, 20.0)
     (device,) = report["devices"]
     assert (device["device"], device["unfinished"], device["products"][0]["wrong"]) == ("cpu", "", 0)
     assert report["all_reduce"] == {"ranks": quick.CPU_RANKS, "wrong": 0, "unfinished": ""}
 
 
-def test_the_quick_test_ends_when_its_time_is_over() -> None:
-    report = quickly(0.001)
+def test_the_quick_test_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    report = quickly(tmp_path, 0.001)
     assert report["devices"][0]["unfinished"]
     assert "products" not in report["devices"][0]
 
@@ -109,11 +113,7 @@ from holdfast.train.selftest import quick
 found = quick._collect(tests, time.monotonic() + within_s)
 print(json.dumps(found))
 """
-    script = directory / "tests.py"
-    script.write_text(program)
-    ended, out, err = warm(SCRIPTS)([str(script)], directory, os.environ, 100.0)
-    assert ended == 0, out + err
-    found: list[dict[str, Any]] = json.loads(out)
+    found: list[dict[str, Any]] = forked(directory, program)
     return found
 
 

@@ -13,20 +13,20 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Annotated
 
 import structlog
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.domain.errors import Unavailable
 from holdfast.runtime import oidc
 from holdfast.runtime.api_tokens import ApiRole
 from holdfast.supervisor.api.backend import Backend, Identity, Principal, Serving
-from holdfast.supervisor.api.problems import Forbidden, Unauthorized
+from holdfast.supervisor.api.problems import RESPONSES, Forbidden, Unauthorized
 
-PREFIX = "/v1/"
 ADMIN = "admin"  # principal of HOLDFAST_API_TOKEN
 log = structlog.get_logger("holdfast.supervisor.api.access")
 _bearer = HTTPBearer(
@@ -131,10 +131,14 @@ async def authorize(
 Asking = Annotated[Principal, Depends(authorize)]
 
 
+def guarded(prefix: str, *, tags: list[str | Enum]) -> APIRouter:
+    """Return a router whose routes `authorize` those who ask; each needs a row in the table."""
+    return APIRouter(prefix=prefix, tags=tags, dependencies=[Depends(authorize)], responses=RESPONSES)
+
+
 def route_of(request: Request) -> str:
-    """Return the request's row in the table. Newer versions of FastAPI give a route's path below its router's prefix."""
-    path = str(request.scope["route"].path_format)
-    return f"{request.method} {path if path.startswith(PREFIX) else PREFIX + path.removeprefix('/')}"
+    """Return the request's row in the table."""
+    return f"{request.method} {request.scope['route'].path_format}"
 
 
 async def identified(backend: Backend, token: str, now: float) -> Principal:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from holdfast.supervisor.api import models
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.audit_store import Line
 from holdfast.supervisor.api.backend import Cursor, Limit, Serving, number_of
 
-router = APIRouter(tags=["audit"])
+router = guarded("/v1", tags=["audit"])
 
 
 class AuditLine(models.Model):

@@ -21,10 +21,10 @@ from holdfast.runtime.api_tokens import ApiRole
 from holdfast.runtime.authority import CA_DIR
 from holdfast.runtime.invitation import CSR_BYTES_MAX, NODE_CHARS_MAX, digest, fingerprint, node_identity
 from holdfast.supervisor.api import models
-from holdfast.supervisor.api.access import Asking
+from holdfast.supervisor.api.access import Asking, guarded
 from holdfast.supervisor.api.backend import Backend, Commands, Located, Principal, Serving
 from holdfast.supervisor.api.models import Model
-from holdfast.supervisor.api.problems import Forbidden
+from holdfast.supervisor.api.problems import RESPONSES, Forbidden
 from holdfast.supervisor.core import Invite as Known
 from holdfast.supervisor.core.invites import TTL_S_MAX, USES_MAX, state_of
 from holdfast.supervisor.enrolment import Enrolment
@@ -35,8 +35,8 @@ DONE_TIMEOUT_S = 30.0
 DONE_POLL_S = 0.02
 
 log = structlog.get_logger("holdfast.supervisor.api.enrolment")
-router = APIRouter(prefix="/invites", tags=["nodes"])
-joining = APIRouter(prefix="/enrolment", tags=["nodes"])
+router = guarded("/v1/invites", tags=["nodes"])
+joining = APIRouter(prefix="/v1/enrolment", tags=["nodes"], responses=RESPONSES)
 
 
 class InviteBody(Model):

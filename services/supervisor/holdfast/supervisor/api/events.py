@@ -9,16 +9,16 @@ import re
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.log.names import EVENTS
-from holdfast.supervisor.api.access import Watching
+from holdfast.supervisor.api.access import Watching, guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.published import PolicyAsked
 
-router = APIRouter(tags=["events"])
+router = guarded("/v1", tags=["events"])
 
 WAIT_S = 5.0
 BATCH_MAX = 100

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from anyio import to_thread
-from fastapi import APIRouter
 
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import fleet_models as models
 from holdfast.supervisor.api import fleet_views as views
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.history.accounts import Wanted
 from holdfast.supervisor.history.ledger import to_history
 
-router = APIRouter(tags=["fleet"])
+router = guarded("/v1", tags=["fleet"])
 
 POINTS_MAX = 800  # of a time line: a screen has hardly more
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from holdfast.domain.errors import NotFound
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.api import incident_models, incident_views, models
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, number_of
 
-router = APIRouter(tags=["incidents"])
+router = guarded("/v1", tags=["incidents"])
 
 OfJob = Annotated[str | None, Query(max_length=200, description="Only this job's.")]
 OfNode = Annotated[str | None, Query(max_length=200, description="Only this node's.")]

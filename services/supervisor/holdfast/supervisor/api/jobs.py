@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio import move_on_after, to_thread
-from fastapi import APIRouter, Body, Header, Query, Request
+from fastapi import Body, Header, Query, Request
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.faults import CONTROL_PLANE
 from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import bodies, job_models, job_views, models
-from holdfast.supervisor.api.access import Asking, require_own
+from holdfast.supervisor.api.access import Asking, guarded, require_own
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.job import Job
@@ -35,7 +35,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.resume import own_checkpoint, resolve
 from holdfast.wire.jobfile import parse_job, parse_policy
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = guarded("/v1/jobs", tags=["jobs"])
 
 TOKEN_BYTES = 32
 STORE_LOOK_S = 5.0  # for what a name has in its object store: what the nodes hold is known without

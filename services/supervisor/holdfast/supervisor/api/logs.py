@@ -5,16 +5,17 @@ from __future__ import annotations
 import codecs
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.generations import Generation
 from holdfast.domain.words import plural
 from holdfast.domain.worker_logs import PART_BYTES_MAX, LogPart, LogRequest
 from holdfast.supervisor.api import incident_models
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Backend, Serving
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = guarded("/v1/jobs", tags=["jobs"])
 
 NEWEST = -1
 OFFSET_MAX = 2**63 - 1

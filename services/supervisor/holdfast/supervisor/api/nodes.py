@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from fastapi import APIRouter
-
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import bodies, models, node_models, node_views
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
 from holdfast.supervisor.api.gpu_models import Gpu, NodeGpus
 from holdfast.supervisor.protocol import AgentRestartRequested, NodeCordonRequested, NodeRepaired, NoticeRequested
 
-router = APIRouter(prefix="/nodes", tags=["nodes"])
+router = guarded("/v1/nodes", tags=["nodes"])
 
 INCIDENTS_MAX = 20  # shown with a node; GET /v1/incidents?node= has them all
 

@@ -18,12 +18,13 @@ from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.log import durability
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Commands, Serving
-from holdfast.supervisor.api.problems import NotLeading
+from holdfast.supervisor.api.problems import RESPONSES, NotLeading
 from holdfast.supervisor.protocol import BreakerResetRequested
 
-router = APIRouter(tags=["operations"])
-health = APIRouter(tags=["health"])
+router = guarded("/v1", tags=["operations"])
+health = APIRouter(tags=["health"], responses=RESPONSES)
 
 
 @router.get("/operations/{operation}")

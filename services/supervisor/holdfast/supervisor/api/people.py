@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from holdfast.runtime.api_tokens import ApiRole
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.api.models import Model
 
-router = APIRouter(tags=["operations"])
+router = guarded("/v1", tags=["operations"])
 
 
 class TokenShown(Model):

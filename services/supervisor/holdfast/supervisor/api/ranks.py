@@ -6,15 +6,16 @@ import time
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.supervisor.agents.ask_many import ask_each
 from holdfast.supervisor.api import rank_views
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.api.rank_models import RankErrors, RankMeasurements
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = guarded("/v1/jobs", tags=["jobs"])
 
 ERROR_NODES_MAX = 512  # asked for exceptions
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 
 from holdfast.domain.errors import InvalidSpec, NotFound
+from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.api.report_models import FleetReport, JobReport
 from holdfast.supervisor.report.json_values import fleet_values, job_values
@@ -15,7 +16,7 @@ from holdfast.supervisor.report.making import make_fleet_report
 from holdfast.supervisor.report.numbers import Terms
 from holdfast.supervisor.report.sources import Range, report_of_run
 
-router = APIRouter(tags=["reports"])
+router = guarded("/v1", tags=["reports"])
 
 DAY_S = 86_400.0
 NotNegative = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]

@@ -43,7 +43,7 @@ LASTS_S = 12 * 3600
 TOKEN_CHARS_MAX = 3800  # of a token in a cookie: browsers keep 4096 bytes, with its name and attributes
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
-router = APIRouter(prefix="/session", tags=["session"])
+router = APIRouter(prefix="/v1/session", tags=["session"], responses=problems.RESPONSES)
 
 
 class SignIn(Model):
