@@ -16,8 +16,8 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.generations import ShardSource
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.transport import frames, kept, lanes
-from holdfast.replicator.transport.client import Line
 from holdfast.replicator.transport.kept import IDLE_S, LIFE_S, LINES_MAX, KeptLines
+from holdfast.replicator.transport.line import Line
 from holdfast.runtime.readable import readable
 
 SMALL = 1 << 16

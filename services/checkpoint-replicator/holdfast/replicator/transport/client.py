@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
+from holdfast.domain.errors import IntegrityError, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.domain.hosts import host_and_port
 from holdfast.replicator.names import label
@@ -25,6 +25,7 @@ from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.kept import KeptLines
 from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
+from holdfast.replicator.transport.line import Line
 from holdfast.replicator.transport.sealed import encrypted
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.wanted import Wanted
@@ -38,14 +39,6 @@ FILES = (CERT, KEY, CA)
 ATTEMPTS_MAX = 3  # per source; each attempt resumes the previous one
 AWAY_POLL_S = 0.1
 TLS_TRIES = 3  # of a connection to a peer that also accepts connections without TLS
-
-# Error codes of a peer's refusal; the reason is text.
-_REFUSALS: dict[str, type[HoldfastError]] = {
-    "not_found": NotFound,
-    "busy": Conflict,
-    "corrupt": IntegrityError,
-    "full": OutOfSpace,
-}
 
 
 class Away(Unavailable):
@@ -266,43 +259,6 @@ class Client:
                 f"no greeting ({error}). Replicators that use TLS wait for TLS: {', '.join(FILES)} are needed then "
                 "(docs/security.md)"
             ) from error
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Line:
-    """A connection after the greeting, with the values for signing messages. `began`: monotonic time; `closing`: what its end
-    closes."""
-
-    peer: ShardSource
-    sock: socket.socket
-    challenge: str
-    version: int
-    began: float
-    closing: ExitStack
-    nonce: str = field(default_factory=frames.nonce)
-
-    def close(self) -> None:
-        self.closing.close()
-
-    def say(self, message: Mapping[str, Any], token: str) -> None:
-        frames.send(self.sock, message, token=token, challenge=self.challenge)
-
-    def ask(self, op: str, job: str, token: str, **fields: object) -> Mapping[str, Any]:
-        """Send a request and return the fields of the answer. Raises as `accepted` does."""
-        self.say({"op": op, "job": job, **fields, "nonce": self.nonce}, token)
-        return self.accepted(token)
-
-    def accepted(self, token: str) -> Mapping[str, Any]:
-        """Return the fields of a positive answer. It must be signed, so that only a holder of the token can send shards. A
-        refusal needs no signature."""
-        answer = frames.receive(self.sock)
-        name = f"{self.peer.node} ({self.peer.endpoint})"
-        if not answer.fields.get("ok"):
-            kind = _REFUSALS.get(str(answer.fields.get("error")), Unavailable)
-            raise kind(f"{name} refused: {answer.fields.get('reason', 'no reason given')}")
-        if not answer.signed_by(token, self.nonce):
-            raise Unavailable(f"{name} does not know this job's token")
-        return answer.fields
 
 
 def _asked(line: Line, job: str, token: str, key: ShardKey) -> Manifest:

@@ -16,13 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from holdfast.domain.generations import ShardSource
+from holdfast.replicator.transport.line import Line
 from holdfast.runtime.readable import readable
-
-if TYPE_CHECKING:
-    from holdfast.domain.generations import ShardSource
-    from holdfast.replicator.transport.client import Line
 
 IDLE_S = 10.0  # of a client's connection
 SERVER_IDLE_S = 15.0  # longer, so that the client closes first

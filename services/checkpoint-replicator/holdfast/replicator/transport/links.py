@@ -34,7 +34,8 @@ from holdfast.domain.links import LinkLimits, LinkMeasured, MeasureLink, OpenLin
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.transport import frames
-from holdfast.replicator.transport.client import Client, Line
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.line import Line
 
 LINK = "link"  # `op` of the requests of a network test
 BLOCK_BYTES = 256 << 10

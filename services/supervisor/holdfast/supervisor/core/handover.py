@@ -21,8 +21,8 @@ from holdfast.supervisor.core import (
     loans,
     nodes,
     pacing,
+    presence,
     progress,
-    reconcile,
     reports,
     returns,
     saved,
@@ -265,7 +265,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
     turn.set_timer(FirstStepTimeout(job.name, generation.number), turn.at + progress.start_patience_s(job))
     if progress.start_is_unknown(job):
         turn.set_timer(SlowStart(job.name, generation.number), turn.at + progress.LATER_START_S)
-    reconcile.review_generation(turn, job.name)
+    presence.review_generation(turn, job.name)
 
 
 def on_started(turn: Turn, name: str, number: int, slots: Iterable[int]) -> None:
@@ -368,7 +368,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     turn.cancel_timer(SlowStart(job.name, generation.number))
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
-    reconcile.watch_steps(turn, job.name)
+    presence.watch_steps(turn, job.name)
     reports_steps = not turn.jobs[job.name].progress.reports_no_steps
     if reports_steps:
         progress.start_took(turn, job.name, turn.at - starting.started_at)

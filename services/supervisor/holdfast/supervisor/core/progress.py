@@ -116,7 +116,7 @@ def started(turn: Turn, job: Job, generation: Generation) -> JobProgress:
 
 
 def count_fault(turn: Turn, name: str, generation: int, attribution: Attribution) -> None:
-    """Count a worker fault that ended `generation`. A script that reports no steps and has made some has possibly progressed, by
+    """Count a worker fault that ended `generation`. A script that reports no steps and has made some may have progressed by
     checkpoints of its own; then only `restarts_without_advance` counts the fault."""
     job = turn.jobs[name]
     error_class = attribution.error_class

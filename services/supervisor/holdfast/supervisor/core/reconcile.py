@@ -25,21 +25,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import OrderDone, RanksFinished, Stop
 from holdfast.domain.runs import Workers, worker_runs
-from holdfast.supervisor.core import change, findings, jobs, nodes, progress, warmth
+from holdfast.supervisor.core import change, findings, jobs, nodes, presence, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
+from holdfast.supervisor.core.lifecycle import Preparing, Running
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.timers import RanksDue, StepDue
-
-_STARTED = (Running, Starting)
-STILL_FACTOR = 2.0  # times what diagnostics may take to report a hang: it has more information
 
 # ---------------------------------------------------------------- reports of agents
 
@@ -159,27 +155,9 @@ def _review_nodes(turn: Turn, names: Iterable[str]) -> None:
         review_node(turn, name)
 
 
-def review_generation(turn: Turn, name: str) -> None:
-    """A generation was started: from now on, each of its ranks should have a worker."""
-    job = turn.jobs[name]
-    assert job.running is not None
-    nodes, number, nproc, absent = turn.nodes, job.running.number, job.spec.nproc_per_node, {}
-    for placement in job.running.placements:
-        node = nodes[placement.node]
-        runs = worker_runs(node.workers)
-        # Nearly all nodes have exactly the ranks of their placement.
-        expected = (name, number, placement.first_rank, nproc)
-        has_all = node.connected and placement.nproc == nproc and len(runs) == 1 and runs[0][:4] == expected
-        if not has_all and _lacks(node, job):
-            absent[placement.node] = turn.at
-    turn.put_membership(name, absent=absent)
-    turn.put_progress(name, seen_step=job.running.restore.step, seen_at=turn.at)
-    _set_timer(turn, name)
-
-
 def _review(turn: Turn, job: Job, node: Node) -> None:
     since = job.membership.absent.get(node.name)
-    if not _lacks(node, job):
+    if not presence.lacks(node, job):
         if since is not None:
             absent = {other: at for other, at in job.membership.absent.items() if other != node.name}
             job = turn.put_membership(job.name, absent=absent)
@@ -190,103 +168,44 @@ def _review(turn: Turn, job: Job, node: Node) -> None:
         since = turn.at
         job = turn.put_membership(job.name, absent={**job.membership.absent, node.name: since})
     jobs.on_ranks_missing(turn, job.name)
-    timer, due = RanksDue(job.name), max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
-    if _applies(job) and due < turn.timers.get(timer, math.inf):
+    timer = RanksDue(job.name)
+    due = max(since + presence.patience_s(turn, node.name), turn.at + turn.config.look_again_s)
+    if presence.applies(job) and due < turn.timers.get(timer, math.inf):
         turn.set_timer(timer, due)
-
-
-def _lacks(node: Node, job: Job) -> bool:
-    """Whether some rank of the running generation that belongs on the node neither lives nor ended with exit code 0."""
-    if not node.connected:
-        return True
-    if not node.workers_version:  # its agent does not report workers: unknown is not faulty
-        return False
-    assert job.running is not None
-    mine = (job.name, job.running.number)
-    placement = job.running.placement_of(node.name)
-    first, end = (0, 0) if placement is None else (placement.first_rank, placement.first_rank + placement.nproc)
-    known = 0
-    for run in worker_runs(node.workers):
-        if run[:2] == mine:
-            begin = run[2]
-            known += max(0, min(begin + run[3], end) - max(begin, first))
-    for each in node.ended:
-        known += (each.job, each.generation) == mine and each.well
-    return known < job.spec.nproc_per_node
-
-
-def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
-    """Ranks of the running generation without a worker, by node, for nodes with a session."""
-    if job.running is None or not job.membership.absent:
-        return {}
-    found = {}
-    placements = (job.running.placement_of(name) for name in job.membership.absent)
-    for placement in sorted((each for each in placements if each is not None), key=lambda each: each.slot):
-        node = turn.nodes.get(placement.node)
-        if node is not None and node.connected:
-            found[placement.node] = _missing_on(node, job, placement)
-    return {node: ranks for node, ranks in found.items() if ranks}
-
-
-def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
-    assert job.running is not None
-    mine = (job.name, job.running.number)
-    there = {rank for run in worker_runs(node.workers) if run[:2] == mine for rank in range(run.rank, run.end)}
-    there |= {each.rank for each in node.ended if (each.job, each.generation) == mine and each.well}
-    return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.membership.finished)
 
 
 # ---------------------------------------------------------------- faults
 
 
-def _applies(job: Job) -> bool:
-    """Whether each rank of the running generation should have a living worker now."""
-    return isinstance(job.doing, _STARTED) and job.running is not None and job.running.number == job.number
-
-
-def _set_timer(turn: Turn, name: str) -> None:
-    job = turn.jobs[name]
-    if not job.membership.absent or not _applies(job):
-        turn.cancel_timer(RanksDue(name))
-        return
-    due = min(since + _patience_s(turn, node) for node, since in job.membership.absent.items())
-    turn.set_timer(RanksDue(name), max(due, turn.at + turn.config.look_again_s))
-
-
-def _patience_s(turn: Turn, name: str) -> float:
-    node = turn.nodes.get(name)
-    return turn.config.missing_s if node is not None and node.connected else turn.config.away_s
-
-
 def on_timer(turn: Turn, name: str) -> None:
     """Check the nodes that lack ranks. If nothing else has explained the absence by now, record a fault."""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or not job.membership.absent:
+    if job is None or not presence.applies(job) or not job.membership.absent:
         return
     if not any(not incident.planned for incident in turn.open_incidents(name)):
-        gone = {node: ranks for node, ranks in _missing(turn, job).items() if _is_due(turn, job, node)}
+        gone = {node: ranks for node, ranks in presence.missing(turn, job).items() if _is_due(turn, job, node)}
         if gone:
             findings.record_fault(turn, _ranks_gone(turn, job, gone))
         elif lost := next((node for node in sorted(job.membership.absent) if _is_lost(turn, job, node)), ""):
             findings.confirm_lost(turn, _node_gone(turn, job, lost))
     if name in turn.jobs:
-        _set_timer(turn, name)
+        presence.set_timer(turn, name)
 
 
 def on_still_timer(turn: Turn, name: str) -> None:
     """All ranks live, as far as is known. Record a fault if they finish no steps."""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or not isinstance(job.doing, Running):
+    if job is None or not presence.applies(job) or not isinstance(job.doing, Running):
         return
     if job.progress.reports_no_steps:
-        watch_steps(turn, name)  # its first step may come late
+        presence.watch_steps(turn, name)  # its first step may come late
         return
     assert job.running is not None
     members = [turn.nodes[node] for node in job.running.nodes if node in turn.nodes]
     if not all(node.workers_version for node in members):
         return  # some agents' heartbeats contain no steps: their silence is no evidence
     since = max(job.progress.seen_at, *(node.connected_at for node in members))
-    allowance_s = _still_s(job)
+    allowance_s = presence.still_s(job)
     if turn.at - since < allowance_s:
         turn.set_timer(StepDue(name), since + allowance_s)
         return
@@ -294,16 +213,6 @@ def on_still_timer(turn: Turn, name: str) -> None:
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if not faults and not job.membership.absent and not job.membership.finished:
         findings.record_fault(turn, _still(turn, job, since))
-
-
-def watch_steps(turn: Turn, name: str) -> None:
-    """Every rank steps: from now on, steps should be reported."""
-    turn.set_timer(StepDue(name), turn.at + _still_s(turn.jobs[name]))
-
-
-def _still_s(job: Job) -> float:
-    hang = job.spec.hang
-    return STILL_FACTOR * max(hang.init_s, hang.floor_s, hang.factor * job.progress.step_s)
 
 
 def _still(turn: Turn, job: Job, since: float) -> Finding:
