@@ -33,7 +33,8 @@ the state. `LeaderStarted` issues all of them again. Agents execute an order onc
     fault_requests.py  injected faults                        operator_requests.py  cordon, repaired, change of a policy
     pruning.py    saved steps that an operator deletes
     earlier.py    saved steps of earlier submissions of a name, and the one that a new submission continues from
-    reconcile.py  compares the workers that run with those that should   wording.py   lists in messages
+    reconcile.py  compares the workers that run with those that should   presence.py  ranks without a worker
+    ordered_saves.py  saves on which all ranks agree first    wording.py   lists in messages
     standing_warnings.py  conditions that slow a running job or may end it; step_times.py  their cost
 
 The core acts on no single witness, does nothing when in doubt, and gives the reason in every record.
