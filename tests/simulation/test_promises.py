@@ -295,16 +295,6 @@ def _kill_unexamined(state: State, event: Event) -> tuple[State, tuple[Command, 
     return step(state, evolve(event, refusal="") if isinstance(event, FaultRequested) else event)
 
 
-def _agree_with_the_first(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Planted: the first node that agrees to a save speaks for all."""
-    after, commands = step(state, event)
-    for name, job in after.jobs.items():
-        if (save := job.checkpoints.on_demand) is not None and save.votes_missing > 1:
-            checkpoints = evolve(job.checkpoints, on_demand=evolve(save, votes_missing=1))
-            after = replace(after, jobs={**after.jobs, name: evolve(job, checkpoints=checkpoints)})
-    return after, commands
-
-
 @pytest.mark.parametrize(
     ("planted", "said", "first"),
     [
@@ -329,7 +319,6 @@ def _agree_with_the_first(state: State, event: Event) -> tuple[State, tuple[Comm
         (_forgive_suspects, "which failed its tests", 6),
         (_try_again, "walks more than 8 rungs", 56),
         (_kill_unexamined, "which nothing has allowed", 17),
-        (_agree_with_the_first, "is saved as agreed on", 0),
         (_hopeful_store, "is not whole in the object store|no shards were saved", 5),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

@@ -379,8 +379,8 @@ class Agent:
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
             case CheckpointNow(stage=SaveStage.PROPOSED.value):
-                self._workers_of(order).propose(order.at_step)
-                self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
+                self._workers_of(order)
+                self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._vote(order, done)))
             case CheckpointNow(stage=SaveStage.VOID.value):
                 self._workers_of(order).proposed.discard(order.at_step)
                 done(Outcome())
@@ -408,6 +408,15 @@ class Agent:
                 self._check_link(order, done)
             case RestartAgent():
                 raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
+
+    def _vote(self, order: CheckpointNow, done: Done) -> None:
+        """Its ranks read the proposal between two steps."""
+        try:
+            self._workers_of(order).propose(order.at_step)
+        except HoldfastError as error:
+            done(error)
+        else:
+            done(Outcome())
 
     def _workers_of(self, order: CheckpointNow | SetInterval | Start) -> Workers:
         self.generations.refuse_older(order.job, order.generation)

@@ -14,8 +14,6 @@ from holdfast.sim.world import World
 
 REQUESTED_WAIT_S, AGAIN_S = 5.0, 0.2  # as `DEMANDED_WAIT_S` of holdfast.train
 AGREEMENT_WAIT_S = 5.0  # as `AGREEMENT_S_MAX` of holdfast.train
-# The pace of the steps is not constant: some are much quicker than those from which the supervisor has computed a step ahead.
-QUICK_FACTOR, QUICK_STEPS, QUICK_EVERY = 0.02, 20, 60
 STALL_S = 1e-4  # small, so that the best interval lies between the bounds
 
 # The identity of a generation for its ranks. Ranks with different identities cannot form a group, even if the number is equal.
@@ -46,6 +44,7 @@ class Training:
     finished_steps: dict[Run, list[Finished]] = field(default_factory=dict)  # oldest first
     started: dict[int, int] = field(default_factory=dict)  # started generation → number of its finished steps
     job: str = JOB
+    pace: Callable[[int], float] | None = None  # seconds of each step, by its number; None = always `step_s`
     _ticking: set[Run] = field(default_factory=set)
     _runs: dict[str, Run] = field(default_factory=dict)  # node → the run that its ranks take part in
     _parts: dict[Run, dict[str, Agent]] = field(default_factory=dict)  # run → the nodes whose ranks take part
@@ -154,7 +153,7 @@ class Training:
         self.world.after(self._pace_s(step + 1), lambda: self._tick(run))
 
     def _pace_s(self, step: int) -> float:
-        return self.step_s * (QUICK_FACTOR if step % QUICK_EVERY >= QUICK_EVERY - QUICK_STEPS else 1.0)
+        return self.step_s if self.pace is None else self.pace(step)
 
     def _end(self, members: list[Agent]) -> None:
         self.finished = True

@@ -116,8 +116,8 @@ def started(turn: Turn, job: Job, generation: Generation) -> JobProgress:
 
 
 def count_fault(turn: Turn, name: str, generation: int, attribution: Attribution) -> None:
-    """Count a worker fault that ended `generation`. A script that reports no steps and has made some may have progressed by
-    checkpoints of its own; then only `restarts_without_advance` counts the fault."""
+    """Count a worker fault that ended `generation`. A script that has made steps and reports none may have progressed by
+    checkpoints of its own: only `restarts_without_advance` counts its fault."""
     job = turn.jobs[name]
     error_class = attribution.error_class
     has_progressed = _has_progressed(job) or (job.progress.reports_no_steps and attribution.observed_steps > 0)
