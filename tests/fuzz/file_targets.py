@@ -194,6 +194,7 @@ def _parsed(body: Any) -> None:
         return
     spec = jobfile.parse_job(body)
     assert jobfile.parse_job(jobfile.to_body(spec)) == spec
+    assert jobfile.parse_job(jobfile.to_request(spec)) == spec
 
 
 # ---------------------------------------------------------------- tokens and certificates

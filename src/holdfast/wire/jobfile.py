@@ -97,6 +97,25 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
     }
 
 
+def to_request(spec: JobSpec) -> dict[str, Any]:
+    """Return a body from which `parse_job` returns `spec`, without keys that have their defaults: a supervisor of an earlier
+    version rejects keys that it does not know."""
+    size = {"nodes", "mesh", "elastic"}  # whose defaults depend on each other
+    defaults = to_body(parse_job({"name": spec.name, "script": "/default"})) | {"name": "", "script": ""}
+    return {
+        key: value if key in size else _without_defaults(value, defaults[key])
+        for key, value in to_body(spec).items()
+        if key in size or value != defaults[key]
+    }
+
+
+def _without_defaults(value: Any, defaults: Any) -> Any:
+    """A section without the keys that have their defaults; other values as they are."""
+    if not (isinstance(value, dict) and isinstance(defaults, dict) and value.keys() == defaults.keys()):
+        return value
+    return {key: each for key, each in value.items() if each != defaults[key]}
+
+
 def parse_policy(body: object, base: Path | None = None) -> PolicySpec:
     """Return the policy of a REST body or a flag, in the form of `policy` in a job file. Raises `InvalidSpec` as `parse_job`
     does."""

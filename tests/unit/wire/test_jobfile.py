@@ -16,7 +16,7 @@ from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, EnvSource, JobSpec, PolicySpec, ReportSpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.wire.job_sections import JobFile, schema
-from holdfast.wire.jobfile import load_job, parse_job, parse_policy, to_body
+from holdfast.wire.jobfile import load_job, parse_job, parse_policy, to_body, to_request
 
 
 @pytest.fixture
@@ -252,6 +252,13 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
     }
     assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)
     assert (parse_job(body).mesh, parse_job(body).launch.args) == (spec.mesh, spec.launch.args)
+    assert parse_job(to_request(parse_job(body))) == parse_job(body)
+
+
+def test_a_request_has_no_key_that_nobody_has_set() -> None:
+    """Also a supervisor that does not know the newest keys accepts it."""
+    given = {"name": "gpt", "module": "pkg.train", "nodes": 2, "checkpoint": {"keep": 3}, "env": {"A": "b"}}
+    assert to_request(parse_job(given)) == given | {"mesh": {"dp": 2}, "elastic": {"min_dp": 2, "max_dp": 2}}
 
 
 def test_what_a_report_needs_is_a_number_of_its_kind() -> None:

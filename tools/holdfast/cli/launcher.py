@@ -20,7 +20,7 @@ from holdfast.cli.endings import FAILED, exit_code
 from holdfast.cli.secret_file import secret_in
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.job import JobSpec
-from holdfast.wire.jobfile import parse_job, to_body
+from holdfast.wire.jobfile import parse_job, to_body, to_request
 
 ENV_LAUNCHER = "HOLDFAST_LAUNCHER_TOKEN"
 Resume = Annotated[bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")]
@@ -54,7 +54,7 @@ def chosen_start(*, resume: bool, fresh: bool) -> str:
 
 
 def submit(client: Client, spec: JobSpec, start: Start, launcher: str = "") -> None:
-    client.submit(to_body(spec), resume=start.resume, fresh=start.fresh, step=start.step, launcher=launcher)
+    client.submit(to_request(spec), resume=start.resume, fresh=start.fresh, step=start.step, launcher=launcher)
 
 
 @dataclass(frozen=True, slots=True)
