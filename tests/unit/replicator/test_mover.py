@@ -19,6 +19,7 @@ from holdfast.replicator import mover as module
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.mover import Mover
+from holdfast.replicator.plan import plan
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.store_sync import OpenStores, StoreSync
@@ -61,13 +62,12 @@ async def configure(engine: Engine) -> None:
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[View]:
     plans: list[View] = []
-    real = module.plan
 
-    def plan(view: View) -> tuple[Step, ...]:
+    def counted(view: View) -> tuple[Step, ...]:
         plans.append(view)
-        return real(view)
+        return plan(view)
 
-    monkeypatch.setattr(module, "plan", plan)
+    monkeypatch.setattr(module, "plan", counted)
     return plans
 
 
@@ -102,7 +102,7 @@ async def test_a_restore_that_begins_meanwhile_keeps_its_shard(tmp_path: Path) -
     async with moving(tmp_path) as (engine, mover):
         await configure(engine)
         job = engine.jobs[JOB]
-        steps = module.plan(job.view())
+        steps = plan(job.view())
         with job.wanting([wanted]):  # after the plan
             lane, together = next(iter(mover._schedule.begin(JOB, steps).items()))
             await mover._carry_out(job, together, lane)

@@ -27,14 +27,19 @@ def test_the_copies_of_one_checkpoint_for_one_peer_begin_together() -> None:
 
 
 def test_all_deletions_begin_together_and_images_are_freed_alone() -> None:
-    gone = [Delete(Tier.DISK, key(10), ""), Delete(Tier.STAGED, key(10, 1), "")]
+    gone: list[Step] = [Delete(Tier.DISK, key(10), ""), Delete(Tier.STAGED, key(10, 1), "")]
     assert begun(Schedule(), *gone, FreeImages("")) == [gone]
     assert begun(Schedule(), FreeImages(""), *gone) == [[FreeImages("")]]
 
 
 def test_other_steps_have_a_lane_for_each_rank_and_begin_alone() -> None:
-    steps = [CopyToDisk(key(20), ""), CopyToDisk(key(20, 1), ""), Upload(key(10), ""), Upload(key(10, 1), "")]
-    older = [CopyToDisk(key(10), ""), Upload(key(8), "")]
+    steps: list[Step] = [
+        CopyToDisk(key(20), ""),
+        CopyToDisk(key(20, 1), ""),
+        Upload(key(10), ""),
+        Upload(key(10, 1), ""),
+    ]
+    older: list[Step] = [CopyToDisk(key(10), ""), Upload(key(8), "")]
     assert begun(Schedule(), *steps, *older) == [[each] for each in steps]
 
 
