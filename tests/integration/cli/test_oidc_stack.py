@@ -42,7 +42,7 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
                 description="the keys of the issuer", timeout_s=60,
             )  # fmt: skip
             file.write_text(token)
-            ada = Shell(tmp_path, {**environment, "HOLDFAST_API": api}, shell.mark)
+            ada = Shell(tmp_path, {**environment, "HOLDFAST_API": api}, mark=shell.mark)
             listed = ada("jobs", "list")
             assert listed.code == 0, listed.err
             denied = ada("breaker", "reset")
