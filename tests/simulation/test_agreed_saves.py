@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from worlds import require_found
 
 from holdfast.domain.evolve import evolve
@@ -61,8 +62,9 @@ def stages(seed: int) -> set[str]:
     return found
 
 
+@pytest.mark.timeout(300)
 def test_all_nodes_act_at_the_step_or_none() -> None:
-    found = set().union(*map(stages, SEEDS))
+    found = stages(SEEDS[0])
     assert {SaveStage.PROPOSED, SaveStage.AGREED, SaveStage.VOID} <= found, "some come too late, and some do not"
 
 
@@ -73,5 +75,6 @@ def _hear_only_yes(state: State, event: Event) -> tuple[State, tuple[Command, ..
     return step(state, event)
 
 
+@pytest.mark.timeout(300)
 def test_a_planted_bug_is_found() -> None:
     require_found("is saved as agreed on", SEEDS, lambda seed: Quickening(seed, fold=_hear_only_yes).run())

@@ -120,4 +120,4 @@ def test_a_node_that_cannot_pass_it_on_is_noted() -> None:
     fleet.ask()
     send = next(send for send in fleet.sent if send.node == "n1")
     fleet.report("n1", OrderDone(send.command_id, False, "no replicator"))
-    assert "could not ask for the save of step" in fleet.notes()
+    assert "is not saved by any rank: n1: no replicator" in fleet.notes()
