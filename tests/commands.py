@@ -35,8 +35,8 @@ class Shell:
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
-    view: tuple[str, ...] = ()  # that the forks have of the file system, as for `warm`
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    view: tuple[str, ...] = ()  # that the forks have of the file system, as for `warm`
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
         what, command = _warm(arguments)
