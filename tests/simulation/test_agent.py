@@ -110,7 +110,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Ledger, "remember", _remember_nothing, "twice", 0, None),
         (Ledger, "remember", _remember_only_answers, r"\(ResetGpu\) twice", 135, None),
         (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 442, None),
-        (Reports, "greet", _send_once, "does not send again", 180, None),
+        (Reports, "greet", _send_once, "does not send again", 15, None),
         (Reports, "greet", _number_from_one, "as its report 1, after", 0, None),
         (Reports, "greet", _go_on_with_differences, "sends a difference to its report", 1, None),
         (Reports, "_since_last", _differ_from_the_first, "not the contents of its memory", 8, None),

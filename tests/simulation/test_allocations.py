@@ -69,7 +69,7 @@ def _forgetful(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     [
         (_never_saved, "which was not saved", 0),
         (_deaf, "all nodes of the job have ended, and it is", 0),
-        (_impatient, "there was time to save, and steps", 15),
+        (_impatient, "there was time to save, and steps", 9),
         (_forgetful, "the job was suspended at", 2),
     ],
 )

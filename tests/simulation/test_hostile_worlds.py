@@ -182,9 +182,9 @@ def test_what_a_takeover_by_a_machine_with_another_clock_lets_expire_is_found(mo
 
 def test_diagnostics_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the clock is set back, no lost node is noticed for as long."""
-    simulate(265, hostility=CLOCKS)
+    simulate(256, hostility=CLOCKS)
     monkeypatch.setattr(diagnostics, "SteadyClock", WallClock)
-    _found(CLOCKS, "no finding about the node_lost", first=265)
+    _found(CLOCKS, "no finding about the node_lost", first=256)
 
 
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
