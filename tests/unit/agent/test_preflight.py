@@ -203,6 +203,18 @@ async def test_a_port_that_has_failed_keeps_an_idle_node_from_ranks(anyio_backen
 
 
 @pytest.mark.anyio
+async def test_addresses_at_which_nobody_listens_any_more_keep_no_node_from_ranks() -> None:
+    with socket.socket() as gone, socket.socket() as gone_too:
+        gone.bind(("127.0.0.1", 0))
+        gone_too.bind(("127.0.0.2", 0))
+        async with stage() as played:
+            played.tests.know_peers([f"{host}:{port}" for host, port in (gone.getsockname(), gone_too.getsockname())])
+            await wait_until_async(lambda: played.reports, description="a result")
+    check = next(check for check in played.reports[0].checks if check.name == "peers")
+    assert (check.ok, "refuses connections" in check.detail) == (None, True)
+
+
+@pytest.mark.anyio
 async def test_peers_are_knocked_at() -> None:
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -271,11 +283,13 @@ def test_disks(tmp_path: Path) -> None:
     assert (gone.ok, "No such file" in gone.detail) == (False, True)
 
 
-def test_one_silent_peer_may_be_gone_several_are_this_node() -> None:
-    assert preflight_checks.peers((), ()).ok is None
-    assert preflight_checks.peers(("a:1",), ("b:1", "c:1")).ok is True
-    assert preflight_checks.peers((), ("b:1",)).ok is None
-    assert preflight_checks.peers((), ("b:1", "c:1")).ok is False
+def test_one_silent_machine_may_be_gone_several_are_this_node() -> None:
+    assert preflight_checks.peers((), (), ()).ok is None
+    assert preflight_checks.peers(("a:1",), (), ("b:1", "c:1")).ok is True
+    assert preflight_checks.peers((), (), ("b:1",)).ok is None
+    assert preflight_checks.peers((), (), ("b:1", "b:2")).ok is None  # one machine, whose agent was started again
+    assert preflight_checks.peers((), (), ("b:1", "c:1")).ok is False
+    assert preflight_checks.peers((), ("d:1",), ("b:1", "c:1")).ok is None  # it refuses, so the network reaches it
 
 
 @pytest.mark.anyio

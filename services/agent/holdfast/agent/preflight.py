@@ -222,6 +222,7 @@ class Preflights:
 
     async def _peer_check(self) -> Check:
         reached: list[str] = []
+        refused: list[str] = []
         silent: list[str] = []
 
         async def knock(endpoint: str) -> None:
@@ -232,12 +233,20 @@ class Preflights:
                 with freeze.patience(PEER_TIMEOUT_S) as limit:
                     stream = await anyio.connect_tcp(*address)
                     await stream.aclose()
-            except OSError:
-                silent.append(endpoint)
+            except OSError as error:
+                (refused if _is_refusal(error) else silent).append(endpoint)
             else:
                 (silent if limit.cancelled_caught else reached).append(endpoint)
 
         async with anyio.create_task_group() as tasks:
             for endpoint in self._peers:
                 tasks.start_soon(knock, endpoint)
-        return preflight_checks.peers(sorted(reached), sorted(silent))
+        return preflight_checks.peers(sorted(reached), sorted(refused), sorted(silent))
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether the machine has answered that nothing listens at this port. anyio raises an OSError whose cause is the reason, a
+    group of reasons if the name has several addresses."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_refusal, error.exceptions))
+    return isinstance(error, ConnectionRefusedError) or (error is not None and _is_refusal(error.__cause__))

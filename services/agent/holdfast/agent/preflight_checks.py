@@ -21,7 +21,7 @@ from holdfast.domain.signals import GpuHealth, GpuSample, NicSample
 DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
 WRITE_S_MAX = 5.0  # for one small fsynced write; diagnostics warns from 1 s on
 SLOW_SHARE = 0.7  # fraction of the fastest device's bandwidth; in NVRx a rank below 0.75 is a straggler
-SILENT_PEERS_MIN = 2  # if at least this many peers do not answer and no other does, this node's network has failed
+SILENT_PEERS_MIN = 2  # if at least this many machines do not answer and no other does, this node's network has failed
 # Errors of a write to a broken device, or to a file system that the kernel has made read-only because of one.
 BROKEN_DISK = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV})
 ACTIVE = "ACTIVE"  # state of a network port
@@ -201,17 +201,21 @@ def _write(directory: Path) -> None:
         os.close(descriptor)
 
 
-def peers(reached: Sequence[str], silent: Sequence[str]) -> Check:
-    """Check that peers answer. A single peer may be down, but if several do not answer and no other does, this node's network
-    has failed."""
-    if not reached and not silent:
+def peers(reached: Sequence[str], refused: Sequence[str], silent: Sequence[str]) -> Check:
+    """Check that replicators of other nodes answer, by their endpoints. If several machines do not answer and no other does,
+    this node's network has failed. A single one may be down, and one that refuses a connection answers: its replicator has
+    ended, or has another port since it was started again."""
+    if not reached and not refused and not silent:
         return Check("peers", None, "no other node is known yet")
-    detail = f"{len(reached)} of {len(reached) + len(silent)} replicators of other nodes answer"
+    detail = f"{len(reached)} of {len(reached) + len(refused) + len(silent)} replicators of other nodes answer"
     if silent:
         detail += f"; not {', '.join(silent)}"
+    if refused:
+        detail += f"; the machine refuses connections to {', '.join(refused)}"
     if reached:
         return _check("peers", True, detail)
-    return _check("peers", False if len(silent) >= SILENT_PEERS_MIN else None, detail)
+    machines = {endpoint.rpartition(":")[0] for endpoint in silent}
+    return _check("peers", False if len(machines) >= SILENT_PEERS_MIN and not refused else None, detail)
 
 
 def _check(name: str, ok: bool | None, detail: str) -> Check:
