@@ -56,9 +56,8 @@ class Reports:
         while self._waiting and isinstance(first := self._waiting[0], RanksStepping) and self.first_steps_in_beats:
             self._waiting.popleft()
             self._in_beats[first.job], self._unsaid = first, True
-        if (
-            not self._waiting or self._unsaid
-        ):  # the next report may follow from the first steps, and must not overtake them
+        # The next report may follow from the first steps, and must not overtake them.
+        if not self._waiting or self._unsaid:
             return None
         self._seq += 1
         numbered = Numbered(self._seq, self._waiting.popleft())

@@ -84,9 +84,7 @@ class OnDemandSave:
     to_object_store: bool
     leaving: bool = False  # a planned change, or a stop, waits for it
     reason: str = ""  # of that, for the script
-    votes_missing: int = (
-        0  # nodes whose ranks have not agreed to it yet; 0 = it is agreed, or was ordered without an agreement
-    )
+    votes_missing: int = 0  # nodes whose ranks have not agreed to it yet; 0 = agreed, or ordered without an agreement
     proposals: int = 1  # this one included; the earlier ones are void
 
 

@@ -111,7 +111,7 @@ def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
     running = job.running
     assert running is not None
     attempt, nodes, kept, name = running.attempt, turn.nodes, turn.group(By.KEEPS, job.name), job.name
-    elsewhere: dict[int, int] = {}  # first rank → number of ranks, of runs on nodes without this rank
+    elsewhere: dict[int, int] = {}  # first rank → number of ranks of the longest run, on nodes without this rank
     for placement in running.placements:
         node, first, nproc = placement.node, placement.first_rank, placement.nproc
         if node not in kept:
@@ -121,7 +121,7 @@ def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
             if run[1] == step and run[0] == attempt:
                 begin = run[5]
                 if begin != first:
-                    elsewhere[begin] = run[6]
+                    elsewhere[begin] = max(run[6], elsewhere.get(begin, 0))
                 elif run[6] == nproc and run[3] in DURABLE:
                     on_disk = True
         if not on_disk:
