@@ -399,7 +399,6 @@ def be_script(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.closerange(
-        LISTENER + 1, os.sysconf("SC_OPEN_MAX")
-    )  # what libraries have opened in the process that started this one
+    # What libraries have opened in the process that started this one.
+    os.closerange(LISTENER + 1, os.sysconf("SC_OPEN_MAX"))
     _main(sys.argv[1], sys.argv[2])

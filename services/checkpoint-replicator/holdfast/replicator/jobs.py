@@ -71,9 +71,8 @@ class Job:
     )  # (image, processes that have it locked) → since when
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
-    _received: tuple[_Received, _Received] | None = field(
-        default=None, init=False
-    )  # `pushed`, `sent`, as the plan needs them
+    # `pushed` and `sent`, as the plan needs them.
+    _received: tuple[_Received, _Received] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.troubles = Troubles(self.name)
