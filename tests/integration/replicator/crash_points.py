@@ -175,6 +175,7 @@ def peer_copy(
         if push:
             with world.images.open(JOB, key) as shard:
                 client.push(source, JOB, "token", shard, unpaced)
+            client.kept.close()
         else:
             client.fetch(source, JOB, "token", Wanted(key), into or world.staged)
         thread.join()
