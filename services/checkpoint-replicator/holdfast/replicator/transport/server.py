@@ -110,8 +110,7 @@ class Server:
             return None
         try:
             request = frames.receive_request(sock, challenge, self.token_of, self.strangers, self.limits.io_timeout_s)
-        except (OSError, Unavailable) as error:
-            log.debug("kept connection ended", reason=str(error))
+        except (OSError, Unavailable):  # the client has closed it
             return None
         return request if self.secure.still_admits(sock) else None
 
