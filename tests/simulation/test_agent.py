@@ -117,7 +117,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Outbox, "again", _repeat_nothing, "again, which was not read", 18, None),
         (Outbox, "again", _repeat_with_new_numbers, "diagnostics folds .* twice", 70, None),
         (Generations, "stop", _keep_preparing, "has no ranks of it", 18, None),
-        (Generations, "prepare", _take_all_runs_for_one, "could not be started", 58, FORGETFUL),
+        (Generations, "prepare", _take_all_runs_for_one, "could not be started", 105, FORGETFUL),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) and not isinstance(value, type) else "",
 )
