@@ -74,9 +74,8 @@ class AgentSession:
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
         self.started: tuple[RanksStarted, ...] = ()  # generations that were started and have reported no step, likewise
-        self._first_steps: dict[
-            str, tuple[RanksStepping, float]
-        ] = {}  # by job: of its beats, and when they were passed on
+        # By job: the first steps in its beats, and when they were passed on.
+        self._first_steps: dict[str, tuple[RanksStepping, float]] = {}
         self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
