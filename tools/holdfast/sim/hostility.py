@@ -15,6 +15,7 @@ from holdfast.domain.orders import OrderDone, RanksFinished, RanksStepping, Work
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.faults import Faults
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.world import World
 
@@ -69,11 +70,9 @@ class Surroundings(Protocol):
     agents: dict[str, Agent]
     supervisor: Supervisor
     diagnostics: Diagnostics
-    doubted: set[str]  # nodes that were reported as lost
+    faults: Faults
 
     def lose_log(self, everything: bool) -> None: ...
-    def crash_worker(self) -> None: ...
-    def out_of_contact(self, agent: Agent) -> None: ...
 
 
 class Hostilities:
@@ -135,7 +134,7 @@ class Hostilities:
 
     def _cut_control(self) -> None:
         agent = self._some_agent()
-        if self.control_plane_only and agent.name in self.around.doubted:
+        if self.control_plane_only and agent.name in self.around.faults.doubted:
             return  # a node without both links counts as lost, even if it runs
         self.world.say(f"FAULT control link of {agent.name} is dead")
         agent.control_cut = True
@@ -148,7 +147,8 @@ class Hostilities:
             return  # a node without both links counts as lost, even if it runs
         self.world.say(f"FAULT telemetry link of {agent.name} is dead")
         agent.telemetry_cut = True
-        self.around.out_of_contact(agent)
+        self.around.faults.doubted.add(agent.name)
+        self.around.diagnostics.cut(agent)
         self.world.after(self.world.spite.uniform(*LONG_S), lambda: setattr(agent, "telemetry_cut", False))
 
     def _restart_diagnostics(self) -> None:
@@ -162,7 +162,7 @@ class Hostilities:
     def _lose_log(self, *, everything: bool) -> None:
         """Let the log lose data, in half of the cases with the events that follow a worker crash."""
         if self.world.spite.random() < 0.5 and not self.control_plane_only:
-            self.around.crash_worker()
+            self.around.faults.crash_worker()
             self.world.after(self.world.spite.uniform(0.1, 0.9), lambda: self.around.lose_log(everything=everything))
         else:
             self.around.lose_log(everything=everything)
@@ -192,4 +192,4 @@ class Hostilities:
             self.world.say("FAULT there is no supervisor for minutes")
             self.around.supervisor.crash(ABSENCE_S)
             if not self.control_plane_only:
-                self.world.after(self.world.spite.uniform(0.5, 5.0), self.around.crash_worker)
+                self.world.after(self.world.spite.uniform(0.5, 5.0), self.around.faults.crash_worker)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from random import Random
 
 from holdfast.domain.evolve import evolve
-from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import LOAN, Action, Incident
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
@@ -27,6 +26,7 @@ from holdfast.domain.orders import (
 from holdfast.policy import JobView, default, ignore, wait
 from holdfast.sim.agent import Agent
 from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.faults import Faults
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
@@ -35,7 +35,6 @@ from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
 from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Step
-from holdfast.sim.worker_faults import WorkerFaults
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, State, step
 from holdfast.supervisor.protocol import (
@@ -57,6 +56,8 @@ RECONNECT_S = (0.05, 0.5)
 SUBMITTED_S = (1.0, 40.0)
 STEPS = (25, 110)
 LONG_STEPS = (300, 340)  # of the first job, so that it still has the nodes that other jobs lack in peace
+CUT_S = (0.1, 8.0)
+BACK_S = (5.0, 20.0)  # until a lost machine has booted
 LOOK_S = 1.0
 LIMIT_S = 3000.0
 _OF_JOB = (Prepare, Start, Stop, SetInterval, Inject, PrepareTemplate, ResetGpu, RebootNode)
@@ -146,7 +147,7 @@ class SeveralJobs(Neighbourhood):
             lambda order: self.training[order.job].steps_of(order),
             self.truth,
         )
-        self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
+        self.faults = Faults(self.world, self.agents, self.supervisor, self.diagnostics, self.truth)
         self._seen: State | None = None  # the last committed state that was looked at
         self._is_complete = False  # every job, in that state
 
@@ -216,52 +217,16 @@ class SeveralJobs(Neighbourhood):
     # ------------------------------------------------------------ faults
 
     def _plan_faults(self) -> None:
-        chance = self.world.chance
-        kinds = [self._crash_supervisor, self._cut_control, self._crash_worker, self._lose_node, self._restart_agent]
+        chance, faults = self.world.chance, self.faults
+        kinds: list[Callable[[], None]] = [
+            faults.crash_supervisor,
+            lambda: faults.cut_control(CUT_S),
+            faults.crash_worker,
+            lambda: faults.lose_node(BACK_S),
+            faults.restart_agent,
+        ]
         for _ in range(chance.randint(0, 6)):
             self.world.after(chance.uniform(1.0, FAULTS_END_S), chance.choice(kinds))
-
-    def _victim(self) -> Agent | None:
-        running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
-        alive = running or [agent for agent in self.agents.values() if agent.alive]
-        return self.world.chance.choice(alive) if alive else None
-
-    def _crash_supervisor(self) -> None:
-        if self.supervisor.leading:
-            self.supervisor.crash_in = self.world.chance.randint(1, 8)
-
-    def _cut_control(self) -> None:
-        if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT control partition of {agent.name}")
-            agent.control_cut = True
-            self.supervisor.hang_up(agent)
-            self.world.soon(0.1, 8.0, lambda: setattr(agent, "control_cut", False))
-
-    def _crash_worker(self) -> None:
-        agent = self._victim()
-        if agent is not None and agent.workers is not None:
-            rank = self.world.chance.choice(agent.ranks)
-            self.world.say(f"FAULT worker crash: rank {rank} on {agent.name}")
-            self.workers.crash(agent, rank)
-
-    def _lose_node(self) -> None:
-        if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT node loss: {agent.name}")
-            self._lost(agent)
-            agent.die(machine=True)
-            self.world.soon(5.0, 20.0, agent.boot)
-
-    def _restart_agent(self) -> None:
-        if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT agent restart: {agent.name}")
-            self._lost(agent)
-            agent.die(machine=False)
-            self.world.soon(0.2, 3.0, agent.boot)
-
-    def _lost(self, agent: Agent) -> None:
-        self.supervisor.hang_up(agent)
-        self.truth.out_of_contact(agent)
-        self.truth.begins(FindingKind.NODE_LOST, agent)
 
 
 def _jobs(chance: Random) -> list[JobSpec]:
