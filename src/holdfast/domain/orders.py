@@ -60,6 +60,9 @@ class Prepare:
     # This node is a suspect: its quick tests may take this many seconds, during the preparation. 0 = the node is not tested.
     suspect_test_s: float = 0.0
     warning_settles_s: float = 0.0  # how long a warning must last before the policy is asked; 0 = not known
+    # The script has reported steps in an earlier generation: its ranks count as stepping without a message only after this
+    # time, instead of the agent's `assume_started_after_s`. 0 = nothing is known of the script.
+    first_message_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

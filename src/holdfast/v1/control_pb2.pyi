@@ -444,7 +444,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs", "chaos", "suspect_test_s", "warning_settles_s")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs", "chaos", "suspect_test_s", "warning_settles_s", "first_message_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -466,6 +466,7 @@ class Prepare(_message.Message):
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_TEST_S_FIELD_NUMBER: _ClassVar[int]
     WARNING_SETTLES_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MESSAGE_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -487,7 +488,8 @@ class Prepare(_message.Message):
     chaos: bool
     suspect_test_s: float
     warning_settles_s: float
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ..., chaos: bool = ..., suspect_test_s: _Optional[float] = ..., warning_settles_s: _Optional[float] = ...) -> None: ...
+    first_message_s: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ..., chaos: bool = ..., suspect_test_s: _Optional[float] = ..., warning_settles_s: _Optional[float] = ..., first_message_s: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +22,9 @@ AFTER_S = 5.0
 class Ranks:
     """Two ranks of one node, started at second 0."""
 
-    def __init__(self) -> None:
-        self.generation = LocalGeneration("node-0", prepare_order("j", "train.py", nproc=2), Path("/logs"))
+    def __init__(self, first_message_s: float = 0.0) -> None:
+        order = replace(prepare_order("j", "train.py", nproc=2), first_message_s=first_message_s)
+        self.generation = LocalGeneration("node-0", order, Path("/logs"))
         self.generation.workers = {
             rank: SimpleNamespace(  # type: ignore[misc]
                 alive=True, expected=False, exit=None, pid=100 + rank
@@ -58,6 +60,18 @@ def test_an_unmodified_script_counts_after_the_configured_time() -> None:
     ranks = Ranks()
     assert ranks.reported(AFTER_S - 0.1) is None
     assert ranks.reported(AFTER_S) == (0, AFTER_S)
+
+
+def test_a_script_that_reported_steps_before_is_waited_for_while_it_imports() -> None:
+    ranks = Ranks(first_message_s=300.0)
+    assert ranks.reported(299.9) is None
+    assert ranks.reported(300.0) == (0, 300.0), "it has perhaps been changed"
+    later = Ranks(first_message_s=300.0)
+    assert later.reported(60.0) is None
+    later.launched()
+    for rank in (0, 1):
+        later.step(rank, 7, 61.0)
+    assert later.reported(62.0) == (7, 61.0)
 
 
 def test_a_script_that_uses_the_library_and_only_optimizers_counts() -> None:

@@ -6,9 +6,9 @@ import pytest
 from fleet import Fleet, job, running
 
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.domain.orders import RanksFinished, RanksStepping
+from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
 from holdfast.supervisor.alerts.alert import Topic, alert_of
-from holdfast.supervisor.core.progress import FIRST_START_S, LATER_START_S, start_patience_s
+from holdfast.supervisor.core.progress import FIRST_MESSAGE_S, FIRST_START_S, LATER_START_S, start_patience_s
 from holdfast.supervisor.protocol import FindingJudged, JobPhase, LeaderStarted
 
 
@@ -150,3 +150,22 @@ def test_ranks_that_ended_are_not_missing_and_do_not_step_for_the_others() -> No
     assert fleet.job.phase is JobPhase.STARTING
     [warning] = warnings(fleet)
     assert "1 of 2 ranks" in warning.finding.summary
+
+
+@pytest.mark.parametrize(("first_step_timeout_s", "waited_s"), [(0.0, FIRST_MESSAGE_S), (60.0, 30.0)])
+def test_ranks_that_import_for_long_are_waited_for_once_the_script_has_reported_steps(
+    first_step_timeout_s: float, waited_s: float
+) -> None:
+    """Otherwise they would count as running five seconds after each restart."""
+    fleet = Fleet(2)
+    fleet.submit(job(dp=2, first_step_timeout_s=first_step_timeout_s))
+    assert fleet.orders(Prepare)["n0"].first_message_s == 0.0, "nothing is known of the script"
+    fleet.answer_orders()
+    fleet.step_all(0)  # the agents assume it
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.orders(Prepare)["n0"].first_message_s == 0.0, "it has reported nothing"
+    fleet.answer_orders()
+    fleet.step_all(0)
+    fleet.train(3)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.orders(Prepare)["n0"].first_message_s == waited_s

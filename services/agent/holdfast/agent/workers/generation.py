@@ -135,10 +135,11 @@ class LocalGeneration:
         """The report that every rank has finished a first step, once.
 
         An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
-        was observed, or when all of them have been running for `assume_started_after_s`. A script that uses the library, and
-        never `run.step`, counts when its optimizer steps have been observed for that long. If only some ranks report steps, all
-        count that long after the second step of these. Nothing is expected of a rank that has ended with exit code 0: scripts
-        let ranks go that have nothing to do.
+        was observed, or when all of them have been running for `assume_started_after_s`; for the time that the order states, if
+        the script has reported steps before, since it may still import modules. A script that uses the library, and never
+        `run.step`, counts when its optimizer steps have been observed for `assume_started_after_s`. If only some ranks report
+        steps, all count that long after the second step of these. Nothing is expected of a rank that has ended with exit code
+        0: scripts let ranks go that have nothing to do.
         """
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.alive:
             return None
@@ -151,7 +152,9 @@ class LocalGeneration:
             since, step, phases_s = observed_since, 0, ()
         elif (apart_since := self.progress.stepping_apart_since(at, assume_started_after_s)) is not None:
             since, step, phases_s = apart_since, self.progress.least_reported_step, ()
-        elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= assume_started_after_s:
+        elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= max(
+            assume_started_after_s, self.order.first_message_s
+        ):
             since, step, phases_s = at, 0, ()
         else:
             return None

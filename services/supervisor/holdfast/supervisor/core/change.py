@@ -23,7 +23,7 @@ from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inject, Prepare, PrepareTemplate, RebootNode, ResetGpu, RestartAgent, Stop
 from holdfast.policy import ACTIONS
-from holdfast.supervisor.core import breaker, nodes, pacing, recipes, resets, saved, suspects
+from holdfast.supervisor.core import breaker, nodes, pacing, progress, recipes, resets, saved, suspects
 from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.indexing import nodes_in_use
@@ -293,6 +293,7 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
         first_attempt=job.numbering.first_attempt,
         chaos=job.spec.chaos,
         warning_settles_s=job.spec.warnings.settles_s,
+        first_message_s=progress.first_message_s(job),
     )
 
 

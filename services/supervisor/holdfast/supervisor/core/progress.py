@@ -35,6 +35,8 @@ START_FACTOR = (
     2.0  # a start may take this many times as long as the longest one so far: caches may be cold, and storage slow
 )
 
+FIRST_MESSAGE_S = 300.0  # a script that is known to report steps may import and load data for so long before it says so
+
 SECOND_WITNESS_S = 5.0  # after this long without a new step from diagnostics, the steps in agents' beats are folded
 _BEAT_LAG_S = 0.6  # a step may be in a beat this long after its end: agents beat twice a second
 _REPORT_LAG_S = 1.6  # the same for a report of diagnostics, which reports steps once a second
@@ -75,6 +77,13 @@ def start_patience_s(job: Job) -> float:
 def start_is_unknown(job: Job) -> bool:
     """Whether nobody knows how long a start of this job takes: it has never stepped, and its job file states no limit."""
     return job.progress.longest_start_s is None and not job.spec.limits.first_step_timeout_s
+
+
+def first_message_s(job: Job) -> float:
+    """How long ranks without a message may still be on their way to their first step, in seconds; 0.0 if no rank is known to
+    have reported a step. Well within the patience with a start, so that no start is ended by it."""
+    reports_steps = job.progress.seen_step > 0 or job.progress.longest_start_s is not None
+    return min(FIRST_MESSAGE_S, start_patience_s(job) / 2) if reports_steps else 0.0
 
 
 def start_took(turn: Turn, name: str, seconds: float) -> None:
