@@ -198,7 +198,8 @@ class Incident:
     outcome: str = ""  # one English sentence, when the incident is closed
     # Duration in seconds of each phase on the slowest node or rank. Before prepare: gpu_reset, self_test (if GPUs were reset).
     # Inside prepare, overlapping: stop, fork, stage, and self_test of suspects. After START, one after the other:
-    # process_group, build, restore, first_step; a script without the library reports none of these four.
+    # script (until it calls the library: imports, data), process_group, build, restore, first_step; a script without the
+    # library reports none of these five.
     phases_s: Mapping[str, float] = field(default_factory=dict)
     # Number of shards that were restored from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)

@@ -22,7 +22,13 @@ SUPERVISOR = "holdfast-supervisor"
 _PARTS = ("fork", "stop", "stage")  # parts of prepare; they overlap
 _NOBODY = "0" * 16
 # The phases of a rank's start, in order, and the names of their spans.
-_STAGES = {"process_group": "process group", "build": "build", "restore": "restore", "first_step": "step"}
+_STAGES = {
+    "script": "script",
+    "process_group": "process group",
+    "build": "build",
+    "restore": "restore",
+    "first_step": "step",
+}
 
 
 # ---------------------------------------------------------------- spans that each service writes

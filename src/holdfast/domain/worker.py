@@ -42,6 +42,7 @@ ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # steps between compar
 ENV_OBSERVE_STEPS = "HOLDFAST_OBSERVE_STEPS"  # observation of a script's steps (`train.observed_steps`); "0" = off
 # Lines that torch logs about the server through which an agent reads the flight recorder. They are not output of the script.
 TORCH_SERVER_LINE = re.compile(r"WorkerServer\.cpp:\d+\] \[c10d\] Server (?:listening to UNIX|shutting down|exited)")
+ENV_BEGAN_S = "HOLDFAST_BEGAN_S"  # time.monotonic() at the begin of the script; for the duration of its imports
 ENV_IMPORTS = "HOLDFAST_IMPORTS"  # file for the names of the modules that the script has imported; absent = no file
 ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
 # In addition "paths" if the state was sharded differently: the rank then takes its state from several shards.

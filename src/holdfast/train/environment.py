@@ -98,6 +98,7 @@ class Environment:
     replicator: str = ""
     recorder: str = ""  # socket of the flight recorder; empty: none
     control_fd: int | None = None
+    began_s: float | None = None  # time.monotonic() when the script began; None: not known
     # Torchelastic's; written when an exception ends the script, unless the worker template writes it.
     error_file: str = ""
 
@@ -134,6 +135,7 @@ class Environment:
             replicator=environ.get(worker.ENV_REPLICATOR, ""),
             recorder=environ.get(worker.ENV_RECORDER, ""),
             control_fd=_integer(environ, worker.ENV_CONTROL_FD, -1) if environ.get(worker.ENV_CONTROL_FD) else None,
+            began_s=_seconds(environ, worker.ENV_BEGAN_S),
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
         )
 
@@ -146,6 +148,14 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
         return int(raw)
     except ValueError:
         raise InvalidSpec(name, raw, "an integer") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    raw = environ.get(name, "")
+    try:
+        return float(raw) if raw else None
+    except ValueError:
+        raise InvalidSpec(name, raw, "a number of seconds") from None
 
 
 def _copy_threads(environ: Mapping[str, str]) -> int:

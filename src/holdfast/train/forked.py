@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def run_script(launch: Launch) -> NoReturn:
         os.environ.update(_wait_for_start(control))
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
+        os.environ[worker.ENV_BEGAN_S] = repr(time.monotonic())
         if launch.entry.kind == PROGRAM:
             os.set_inheritable(launch.control, True)  # the program may use the trainer library
         else:

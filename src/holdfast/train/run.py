@@ -105,9 +105,11 @@ class Run:
             control, environment.interval_steps, rank=environment.world.rank, miss=self._checkpoints.miss
         )
         self._asked: tuple[int, Proposal | None] = (-1, None)  # step, and the save agreed for it
+        self._mark = time.monotonic()
         # None after `started` has been sent.
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
-        self._mark = time.monotonic()
+        if environment.began_s is not None:
+            self._phases_s["script"] = max(0.0, self._mark - process_group_s - environment.began_s)
 
     @property
     def rank(self) -> int:

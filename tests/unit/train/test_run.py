@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,13 @@ def test_the_start_is_accounted_for_once(agent: Agent, start_run: StartRun) -> N
     (note,) = agent.notes("started")
     assert set(note["phases_s"]) == {"process_group", "build", "first_step"}
     assert note["phases_s"]["process_group"] == 0.25
+
+
+def test_the_imports_of_the_script_are_accounted_for(agent: Agent, start_run: StartRun) -> None:
+    run = start_run(began_s=time.monotonic() - 14.25)
+    loop(run, 1)
+    (note,) = agent.notes("started")
+    assert 14.0 <= note["phases_s"]["script"] < 74.0, "until the library was called, without the process group's 0.25 s"
 
 
 def test_a_step_that_raises_is_not_finished(agent: Agent, start_run: StartRun) -> None:
