@@ -33,6 +33,7 @@ PEERS_DIR := $(VENV)/peers
 FRAMEWORKS_DIR := .venv-frameworks
 GPU_PYTHON ?= $(BIN)/python
 FRAMEWORKS := transformers,lightning,accelerate,torchdata,deepspeed,megatron
+TRL := 'trl>=1.16,<2'
 # torchtitan's checkpoint manager needs these of its dependencies; its trainer, which needs a GPU, also data sets, trackers and Triton.
 TORCHTITAN := 'torchtitan>=0.3,<0.4' 'torch_checkpointing>=0.1,<0.2' 'spmd_types==0.2.3'
 DASHBOARD := services/supervisor/dashboard
@@ -273,7 +274,7 @@ $(FRAMEWORKS_DIR)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS_DIR)
 	$(FRAMEWORKS_DIR)/bin/python -c 'import torch' 2>/dev/null || $(FRAMEWORKS_DIR)/bin/python -m pip install --quiet '$(TORCH)'
 	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev 'tyro>=1,<2'
+	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet -c constraints.txt -e '.[train,demo,$(FRAMEWORKS)]' --group dev $(TRL) 'tyro>=1,<2'
 	$(FRAMEWORKS_DIR)/bin/python -m pip install --quiet --no-deps $(TORCHTITAN)
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer under Holdfast, in one line; what builds on it, such as TRL's SFTTrainer, too.
+"""Hugging Face Trainer under Holdfast, in one line; what builds on it, such as TRL's SFTTrainer and GRPOTrainer, too.
 
     from holdfast.integrations.transformers import attach
 
@@ -125,6 +125,8 @@ def attach(
 def _require_exact(trainer: transformers.Trainer) -> None:
     """Refuse what would make a restored run skip or repeat samples, or leave state out."""
     args = trainer.args
+    # TRL's trainers that generate: one generation serves so many batches. What is left of it after a step is in no checkpoint.
+    batches = (getattr(args, "steps_per_generation", None) or 1) * getattr(args, "num_iterations", 1)
     refused: tuple[tuple[bool, str, object, str], ...] = (
         (args.ignore_data_skip, "ignore_data_skip", True, "False: a restored run must not repeat samples"),
         (args.auto_find_batch_size, "auto_find_batch_size", True, "False: the batch size is part of the data position"),
@@ -140,6 +142,13 @@ def _require_exact(trainer: transformers.Trainer) -> None:
             "fsdp_config.fsdp_version",
             1,
             "2: the flat parameters of version 1 cannot be saved by shard",
+        ),
+        (
+            args.gradient_accumulation_steps % batches != 0,
+            "num_iterations * steps_per_generation",
+            batches,
+            f"a divisor of gradient_accumulation_steps ({args.gradient_accumulation_steps}): each optimizer step has to begin "
+            "with a generation",
         ),
     )
     for wrong, name, value, expected in refused:
