@@ -115,6 +115,8 @@ def _run(launch: Launch) -> int:
             code = _exit_code(exit_request)
         else:
             code = 0
+        if code == 0:
+            observed_steps.done()
         imports.record()  # if the script had no step that could be observed
         # As the interpreter does first at its end: wait for threads.
         threading._shutdown()  # type: ignore[attr-defined]
