@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 from holdfast.domain import worker
 from holdfast.domain.template import PROGRAM
-from holdfast.train import build_locks, entry, error_file, imports, observed_steps
+from holdfast.train import build_locks, entry, error_file, imports, observed_steps, output
 from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.title import set_title
@@ -72,8 +72,7 @@ def _become_worker(launch: Launch) -> None:
     for source, target in ((stdin, 0), (launch.stdout, 1), (launch.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    # A killed worker loses what is still in a buffer.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output.open_streams()
     os.environ.clear()
     os.environ.update(launch.env)
     os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
@@ -159,5 +158,5 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            # A full disk, or the script closed the stream; there is no other place to report this.
+            # A broken disk, or the script closed the stream; there is no other place to report this.
             pass
