@@ -1,7 +1,7 @@
 """Standard output and error of a worker, which are files on the node's disk: a disk that is full must not end the training.
 
-What a script prints there is dropped while the disk has no room. Under torchrun the same `print` goes to a terminal or a pipe, and
-no script expects it to raise.
+What a script prints there is dropped while the disk has no room. Under torchrun the same `print` goes to a terminal or a
+pipe, and no script expects it to raise.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Lossy(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open `sys.stdout` and `sys.stderr` anew on their descriptors. A line is written when it ends: a killed worker loses what is
-    still in a buffer."""
+    """Open `sys.stdout` and `sys.stderr` anew on their descriptors. A line is written when it ends: a killed worker loses
+    what is still in a buffer."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
         raw = _Lossy(descriptor, "w", closefd=False)

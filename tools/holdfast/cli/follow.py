@@ -208,10 +208,9 @@ def _resumable(suspended: Mapping[str, Any]) -> str:
 def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], job: Mapping[str, Any]) -> Iterator[str]:
     """Describe what is new. Incidents of an earlier job of this name are in the history, and not in this run."""
     for incident in reversed(list(client.incidents(name))):
-        if (
-            incident["state"] in ("resolved", "failed")
-            and (incident["decided_at"] or incident["detected_at"]) < job.get("submitted_at", 0.0)
-        ):
+        if incident["state"] in ("resolved", "failed") and (
+            incident["decided_at"] or incident["detected_at"]
+        ) < job.get("submitted_at", 0.0):
             continue
         if (key := (incident["id"], incident["state"])) in seen:
             continue

@@ -285,7 +285,9 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
             if ranks is not None and len(ranks) < spec.mesh.world_size and not detach:
                 shown = ", ".join(map(str, sorted(ranks))) or "none"
-                console.print(f"[dim]output is shown of rank {shown}; of all ranks with --show-ranks all[/]", soft_wrap=True)
+                console.print(
+                    f"[dim]output is shown of rank {shown}; of all ranks with --show-ranks all[/]", soft_wrap=True
+                )
             if detach:
                 return 0
             wait_s = SUSPENDED_WAIT_S if found is not None else 0.0

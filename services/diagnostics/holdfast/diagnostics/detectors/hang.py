@@ -3,8 +3,8 @@
 Theory of operation, per (job, generation). *Progress* means that a rank finishes a step; *activity* is progress or a change of
 phase. A *stall* is a time without activity. The allowed duration of a stall is the first of these that applies:
 
-* `max(stuck_s, factor × p99)` if the stall is *proven* (`proof`); p99 is that of the job's step times (`rhythm`). A process
-  that is dead may still free its memory, and its exit, which has the cause, is reported afterwards: `gone_s` instead of `stuck_s`;
+* `max(stuck_s, factor × p99)` if the stall is *proven* (`proof`); p99 is that of the job's step times (`rhythm`). `gone_s`
+  instead of `stuck_s` for a dead process: it may still free its memory, and its exit, which has the cause, follows;
 * `init_s` if any rank is in another phase than `step`, or the generation is in its first steps. Compiling, restoring,
   evaluating and saving may take long, and the first steps do not show the job's rhythm;
 * `init_s` if ranks still enter collectives, because a long step is not a hang;

@@ -5,8 +5,8 @@ compared, because it contains addresses, sizes and indices. If the step is not k
 failure before the first step), both failures must also have occurred soon after the start: rare crashes that are hours apart
 are not a loop.
 
-The fingerprint of a crash without an exception is the POSIX signal or the exit code; `blame` counts it only on two nodes. A rank
-that has ended with code 0 while others needed it has the fingerprint of this code, and counts like an exception.
+The fingerprint of a crash without an exception is the POSIX signal or the exit code; `blame` counts it only on two nodes. A
+rank that has ended with code 0 while others needed it has the fingerprint of this code, and counts like an exception.
 
 Not a detector: `worker_exit` calls this module, because the finding *replaces* the plain WORKER_EXCEPTION.
 """

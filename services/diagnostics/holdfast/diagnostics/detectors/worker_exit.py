@@ -287,7 +287,7 @@ class WorkerExit:
     def _recurrence(
         self, state: ExitState, exit_: WorkerExited, cause: Cause, *, early: bool
     ) -> repeated_exception.Failure | None:
-        """Count the occurrences of this exception, POSIX signal or exit code; None for collective errors and external signals."""
+        """Count the occurrences of this exception, signal or exit code; None for collective errors and external signals."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
         if not fingerprint or (cause is not Cause.OWN and not is_clean(exit_)):
             return None
