@@ -263,10 +263,9 @@ class WorkerExit:
         early = self._early(placed, exit_)
         failure = self._recurrence(state, exit_, cause, early=early)
         began = roster.began_at(exit_.job)
+        judged = repeated_exception.left_again(failure)
         if cause is Cause.OWN:
             judged = self._blame(state, placed, exit_, failure, began, now)
-        else:
-            judged = repeated_exception.left_again(failure)
         place = when(exit_, state.steps.get(exit_.job, 0), early)
         finding = report(
             exit_, cause, failure, judged, place, cascading=len(generation.held), supersedes=supersedes, now=now
