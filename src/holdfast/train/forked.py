@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 
 from holdfast.domain import worker
 from holdfast.domain.template import PROGRAM
-from holdfast.train import build_locks, entry, error_file, imports, observed_steps
+from holdfast.train import build_locks, entry, error_file, imports, observed_steps, output
 from holdfast.train.entry import Entry
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.title import set_title
@@ -74,8 +74,7 @@ def _become_worker(launch: Launch) -> None:
     for source, target in ((stdin, 0), (launch.stdout, 1), (launch.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    # A killed worker loses what is still in a buffer.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output.open_streams()
     os.environ.clear()
     os.environ.update(launch.env)
     os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
@@ -117,6 +116,8 @@ def _run(launch: Launch) -> int:
             code = _exit_code(exit_request)
         else:
             code = 0
+        if code == 0:
+            observed_steps.done()
         imports.record()  # if the script had no step that could be observed
         # As the interpreter does first at its end: wait for threads.
         threading._shutdown()  # type: ignore[attr-defined]
@@ -159,5 +160,5 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            # A full disk, or the script closed the stream; there is no other place to report this.
+            # A broken disk, or the script closed the stream; there is no other place to report this.
             pass

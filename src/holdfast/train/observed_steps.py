@@ -25,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.domain import worker
+from holdfast.domain.signals import Phase
 from holdfast.train import imports
 from holdfast.train.channels import Notes
 from holdfast.train.ddp_waits import DDPWaits
@@ -56,6 +57,11 @@ class StepObserver:
     def without_waits(self) -> None:
         """Report steps without waits from now on."""
         self._measured, self._samples, self._waited_s = False, 0, 0.0
+
+    def done(self) -> None:
+        """Report that the script has ended with exit code 0."""
+        if self._process == os.getpid():
+            self._notes.phase(Phase.DONE, self._clock(), 0)
 
     def close(self) -> None:
         """Stop observing. The caller closes `waits`."""
@@ -124,6 +130,14 @@ def observe(environ: Mapping[str, str]) -> None:
     notes = Notes(agent=path, replicator="", job=job, generation=generation, rank=rank)
     waits = DDPWaits()
     _running = StepObserver(notes, waits), waits
+
+
+def done() -> None:
+    """Report that the script has ended with exit code 0: other ranks may fail while the process still runs exit handlers and
+    frees its memory."""
+    if _running is not None:
+        observer, _ = _running
+        observer.done()
 
 
 def leave_waits() -> None:

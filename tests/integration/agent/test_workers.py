@@ -281,6 +281,17 @@ def test_system_exit_keeps_its_code_and_runs_exit_handlers(agent: Agent, tmp_pat
     assert "handler ran" in agent.worker_log(job, 1, 0)
 
 
+def test_a_clean_end_is_dated_by_the_script_and_not_by_its_exit_handlers(agent: Agent, tmp_path: Path) -> None:
+    """As of a script that uploads its metrics at its end, while the ranks that it has left fail."""
+    body = "import atexit, time\nprint(repr(time.time()), flush=True)\n"
+    handler = "def upload():\n    time.sleep(0.2)\n    print(repr(time.time()), flush=True)\natexit.register(upload)\n"
+    start_job(agent.plane, prepare_order("uploads", script(tmp_path, "uploads", body + handler)))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "uploads")
+    began, uploaded = map(float, agent.worker_log("uploads", 1, 0).split())
+    assert exited.exit_code == 0
+    assert began <= exited.at < uploaded
+
+
 def test_error_file_of_torch_record_is_understood(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "recorded", RECORDED)
     start_job(agent.plane, prepare_order("record", path))

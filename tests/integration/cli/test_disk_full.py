@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_harness import prepare_order, running_agent, script, start_job
 from commands import Shell, refused
 from training import WarmStack
 from waiting import wait_until
@@ -16,6 +17,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.demo.course import examples
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack_options import StackOptions
+from holdfast.domain.signals import WorkerExited
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
 
@@ -84,6 +86,32 @@ def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Pa
     assert ended["checkpoint_step"] == 30
     assert "no room for" in said
     assert "bytes are free there" in said
+
+
+PRINTS = """
+import logging, sys
+for number in range(2000):
+    print("step", number, "x" * 100)
+    print("bar", number, file=sys.stderr)
+    logging.warning("logged %d", number)
+sys.stdout.buffer.write(b"bytes")
+sys.stdout.flush()
+open(sys.argv[1], "w").write("trained")
+"""
+
+
+def test_a_full_log_disk_ends_no_training(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "logs").symlink_to(small, target_is_directory=True)
+    with running_agent(tmp_path) as agent:
+        order = prepare_order("prints", script(tmp_path, "prints", PRINTS), args=(str(tmp_path / "trained"),))
+        start_job(agent.plane, order)
+        exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "prints")
+        assert exited.exit_code == 0, agent.worker_log("prints", 1, 0)[-1000:]
+        assert os.statvfs(small).f_bavail == 0, "the disk was full"
+        assert "step 0 " in agent.worker_log("prints", 1, 0)
+    assert (tmp_path / "trained").read_text() == "trained"
 
 
 def _ended(client: Client) -> dict[str, object] | None:

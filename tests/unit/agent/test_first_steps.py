@@ -180,6 +180,15 @@ def test_a_rank_that_is_done_has_ended_before_its_process_has() -> None:
     assert earlier_by(exit_, failed) > 0.0, "the other rank failed when it left"
 
 
+def test_the_end_of_a_script_that_reports_no_steps_is_dated_and_no_sign_that_it_reports_them() -> None:
+    ranks = Ranks()
+    ranks.generation.fold(PhaseNote(Sender("j", 1, 1), Phase.DONE, 2.0, 0))
+    assert ranks.generation.progress is not None
+    assert ranks.generation.progress.silent
+    assert ranks.reported(AFTER_S) == (0, AFTER_S)
+    assert exit_of(ranks, 1, exit_code=0, at=2.5).at == 2.0
+
+
 def test_a_rank_that_does_not_say_that_it_is_done_ends_with_its_process() -> None:
     assert exit_of(Ranks(), 1, exit_code=0, at=2.5).at == 2.5
     ranks = Ranks().launched()

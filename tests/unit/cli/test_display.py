@@ -217,6 +217,15 @@ def test_event_lines(seen: dict[str, Any], line: str) -> None:
     assert Text.from_markup(describe(seen), emoji=False).plain == line
 
 
+@pytest.mark.parametrize(
+    ("step", "end"), [(None, "all ranks running again"), (0, "all ranks running again"), (7, "first step")]
+)
+def test_a_recovery_of_a_script_without_steps_names_none(step: int | None, end: str) -> None:
+    played = Played(job(step=step), job(step=step, phase="completed"))
+    played.found = [incident("resolved", first_step_at=11.5)]
+    assert f"hot_swap, 1.50 s from fault to {end}" in played.follow()[1]
+
+
 class Played:
     """A supervisor that shows `views` in turn; an exception among them is raised."""
 

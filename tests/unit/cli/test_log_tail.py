@@ -208,6 +208,24 @@ def test_of_a_line_that_was_overwritten_its_end_is_shown(tmp_path: Path) -> None
     assert list(tail.lines(view(1, 0))) == ["[rank0] 100 %", "[rank0] done"]
 
 
+def test_a_progress_bar_is_shown_from_time_to_time_before_its_line_ends(tmp_path: Path) -> None:
+    now, path = [100.0], log(tmp_path, 0)
+    tail = log_tail.Tail(path, "", clock=lambda: now[0])
+    append(path, b"\r 1 %")
+    assert list(tail.lines()) == [" 1 %"]
+    append(path, b"\r 2 %")
+    assert list(tail.lines()) == []
+    now[0] += log_tail.BAR_EVERY_S
+    append(path, b"\r 3 %\r")
+    assert list(tail.lines()) == [" 3 %"]
+    append(path, b"\r100 %\nno end")
+    assert list(tail.lines()) == ["100 %"]
+    now[0] += log_tail.BAR_EVERY_S
+    assert list(tail.lines()) == [], "no line of a bar: it may go on"
+    append(path, b"\r1 %")
+    assert list(tail.rest()) == ["1 %"]
+
+
 def test_what_was_dropped_of_a_bounded_log_is_passed_over(tmp_path: Path) -> None:
     """A log of a terabyte, of which its agent has kept the end."""
     path = log(tmp_path, 0)

@@ -16,6 +16,7 @@ from holdfast.cli.log_tail import ALL_RANKS
 from holdfast.cli.main import application
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.domain.job import JobSpec
+from holdfast.domain.mesh import Mesh
 
 Run = tuple[JobSpec, dict[str, Any]]
 
@@ -179,6 +180,21 @@ def test_a_name_is_made_of_the_scripts(script: str, name: str) -> None:
 def test_whose_output_is_shown(recorder: Recorder, flags: list[str], ranks: set[int] | None) -> None:
     spec_of(recorder, "--nproc-per-node=4", *flags, "train.py")
     assert recorder.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ({"dp": 4}, {0}),
+        ({"pp": 1, "dp": 4}, {0}),
+        ({"dp": 2, "pp": 4}, {0, 3}),
+        ({"pp": 4, "dp": 2, "tp": 2}, {0, 12}),
+    ],
+)
+def test_with_pipeline_stages_the_output_of_the_last_is_shown_too(mesh: dict[str, int], ranks: set[int]) -> None:
+    assert torchrun.shown_ranks("", "", Mesh.of(mesh)) == frozenset(ranks)
+    assert torchrun.shown_ranks("1", "", Mesh.of(mesh)) == frozenset({1})
+    assert torchrun.shown_ranks("", "3", Mesh.of(mesh)) == ALL_RANKS
 
 
 @pytest.mark.parametrize(

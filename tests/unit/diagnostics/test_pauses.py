@@ -12,7 +12,7 @@ from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import Phase
+from holdfast.domain.signals import Phase, WorkerError
 
 SIZE = 8
 
@@ -77,12 +77,24 @@ def waits_for(fleet: Fleet, absent: int, **said: str) -> None:
 # ------------------------------------------------------------------ provably stuck
 
 
-@pytest.mark.parametrize("state", ["T", "Z"])
-def test_a_rank_that_is_stopped_or_gone_is_named_within_three_seconds(state: str) -> None:
+@pytest.mark.parametrize(("state", "named_after_s"), [("T", 3.0), ("Z", 12.0)])
+def test_a_rank_that_is_stopped_or_gone_is_named_within_seconds(state: str, named_after_s: float) -> None:
     fleet = fleet_of()
     fleet.ranks[5].state = state
-    fleet.run(until=53.0)
+    fleet.run(until=50.0 + named_after_s)
     assert (fleet.only().kind, fleet.only().severity, fleet.only().rank) == (FindingKind.HANG, Severity.ERROR, 5)
+
+
+def test_a_process_that_frees_its_memory_for_seconds_is_named_by_its_exit() -> None:
+    """Its first thread is gone (state Z); the kernel reports the end when the last thread is."""
+    fleet = fleet_of()
+    fleet.ranks[5].state = "Z"
+    fleet.run(until=58.0)
+    assert fleet.found == []
+    fleet.exits(5, error=WorkerError("MemoryError", ""))
+    fleet.run(until=70.0)
+    assert (fleet.only().kind, fleet.only().rank) == (FindingKind.WORKER_EXCEPTION, 5)
+    assert "MemoryError" in fleet.only().summary
 
 
 def test_a_rank_that_idles_outside_of_a_collective_that_all_others_have_entered_is_named() -> None:

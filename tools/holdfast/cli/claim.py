@@ -90,7 +90,7 @@ def _locked(path: Path) -> IO[str]:
             holder = lock.read().strip()
             lock.close()
             raise Conflict(
-                f"--dir: a stack is already running in {path.parent} (pid {holder}); stop it, or choose another directory"
+                f"a stack is already running in {path.parent} (pid {holder}); stop it, or choose another directory with --dir"
             ) from None
         except OSError:
             lock.close()

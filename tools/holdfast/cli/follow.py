@@ -86,7 +86,7 @@ def follow(
                 if poll % NODES_EVERY == 0:
                     nodes = list(client.nodes())
                 display.update(job, nodes)
-                changes = list(_incident_lines(client, name, seen, job.get("submitted_at", 0.0)))
+                changes = list(_incident_lines(client, name, seen, job))
                 lines = list(logs.lines(job))
                 if poll % WARNINGS_EVERY == 0 or (job["phase"] in ENDED and not ended_at):
                     found = list(client.newest_findings(NEWEST, job=name))
@@ -205,13 +205,12 @@ def _resumable(suspended: Mapping[str, Any]) -> str:
     return f"checkpoint at step {suspended['step']} is in: {', '.join(tiers)}{where}{more}. {how}"
 
 
-def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], submitted_at: float) -> Iterator[str]:
+def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], job: Mapping[str, Any]) -> Iterator[str]:
     """Describe what is new. Incidents of an earlier job of this name are in the history, and not in this run."""
     for incident in reversed(list(client.incidents(name))):
-        if (
-            incident["state"] in ("resolved", "failed")
-            and (incident["decided_at"] or incident["detected_at"]) < submitted_at
-        ):
+        if incident["state"] in ("resolved", "failed") and (
+            incident["decided_at"] or incident["detected_at"]
+        ) < job.get("submitted_at", 0.0):
             continue
         if (key := (incident["id"], incident["state"])) in seen:
             continue
@@ -219,11 +218,11 @@ def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], submi
         seen.add(key)
         if unseen and incident["state"] != "open" and escape(incident["cause"].rstrip(".")) not in describe(incident):
             yield describe({**incident, "state": "open"})  # the cause, because the next line has the action only
-        yield describe(incident)
+        yield describe(incident, stepped=bool(job.get("step")))
 
 
-def describe(incident: Mapping[str, Any]) -> str:
-    """Describe the current state of an incident in one line of markup."""
+def describe(incident: Mapping[str, Any], *, stepped: bool = True) -> str:
+    """Describe the current state of an incident in one line of markup. `stepped`: the script has reported steps."""
     action = incident.get("action") or {}
     kind, cause = action.get("kind", ""), escape(incident["cause"].rstrip("."))
     reason = escape(action.get("reason") or incident["cause"])
@@ -232,7 +231,8 @@ def describe(incident: Mapping[str, Any]) -> str:
             return f"[yellow]detected[/]  {cause}"
         case "resolved" if incident.get("first_step_at"):
             took = incident["first_step_at"] - incident["fault_at"]
-            return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to first step"
+            ran = "first step" if stepped else "all ranks running again"
+            return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to {ran}"
         case "failed" if kind and kind != "stop":
             return f"[red]failed[/]    {cause}: {kind} led to no new step"
         case "failed":

@@ -17,7 +17,8 @@ from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.worker import TORCH_SERVER_LINE
 
 READ_BYTES_MAX = 1 << 20  # per read of one file
-LINE_BYTES_MAX = 64 << 10  # a longer line without an end, such as a progress bar, is cut
+LINE_BYTES_MAX = 64 << 10  # a longer line without an end is cut
+BAR_EVERY_S = 10.0  # between two states that are shown of a line that is overwritten, such as a progress bar
 FROM_END_BYTES = 1 << 20  # of a log that is long already when it is first seen
 REMOTE_MAX = 8  # ranks on other machines: each read is a request
 REMOTE_EVERY_S = 1.0
@@ -89,6 +90,8 @@ class Tail:
     position: int = 0
     partial: bytes = b""
     unreadable: bool = False
+    clock: Callable[[], float] = time.monotonic
+    bar_at: float = 0.0
 
     @property
     def where(self) -> str:
@@ -109,6 +112,13 @@ class Tail:
         return True
 
     def lines(self) -> Iterator[str]:
+        """Yield the lines that are complete, of one read; of a line that is being overwritten, sometimes its state."""
+        yield from self._complete()
+        if b"\r" in self.partial and self.clock() >= self.bar_at:
+            self.bar_at = self.clock() + BAR_EVERY_S
+            yield self._shown(self.partial)
+
+    def _complete(self) -> Iterator[str]:
         try:
             raw = self._read()
         except OSError as error:
@@ -127,7 +137,7 @@ class Tail:
         """Yield all lines that are complete."""
         while True:
             before = self.position
-            yield from self.lines()
+            yield from self._complete()
             if self.position == before:
                 break
 
@@ -163,7 +173,6 @@ class RemoteTail(Tail):
     job: str
     generation: int
     rank: int
-    clock: Callable[[], float] = time.monotonic
     next_at: float = 0.0
 
     @property
@@ -181,13 +190,6 @@ class RemoteTail(Tail):
         if self.clock() >= self.next_at:
             self.next_at = self.clock() + REMOTE_EVERY_S
             yield from super(RemoteTail, self).lines()
-
-    def whole_lines(self) -> Iterator[str]:
-        while True:
-            before = self.position
-            yield from super(RemoteTail, self).lines()
-            if self.position == before:
-                break
 
     def _read(self) -> bytes:
         try:

@@ -120,7 +120,8 @@ def run(
     show_ranks: Annotated[
         str,
         typer.Option(
-            help="Ranks whose output is printed: all, or a list such as 0,7. Default: 0.",
+            help="Ranks whose output is printed: all, or a list such as 0,7. Default: 0, and with pipeline stages (pp) the "
+            "first of the last stage.",
             show_default=False,
         ),
     ] = "",
@@ -159,7 +160,6 @@ def run(
     require_one_start(resume=resume, fresh=fresh)
     if step is not None and not resume:
         raise InvalidSpec("--step", step, "--step together with --resume")
-    ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
     if is_file:
         _reject_flags_with_job_file(context, arguments or [])
         spec = load_job(Path(target))
@@ -177,6 +177,7 @@ def run(
             preload=torchrun.modules(preload),
         )
         spec = parse_job(body, Path.cwd())
+    ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee, spec.mesh)
     _ranks_exist(ranks, spec)
     url = _running_api(api, local)
     if detach and not url:
@@ -282,6 +283,11 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             how = by_command(spec.name) if own is None else _how_here(spec.name, own.directory)
             where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
+            if ranks is not None and len(ranks) < spec.mesh.world_size and not detach:
+                shown = ", ".join(map(str, sorted(ranks))) or "none"
+                console.print(
+                    f"[dim]output is shown of rank {shown}; of all ranks with --show-ranks all[/]", soft_wrap=True
+                )
             if detach:
                 return 0
             wait_s = SUSPENDED_WAIT_S if found is not None else 0.0

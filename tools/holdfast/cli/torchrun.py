@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.log_tail import ALL_RANKS, Ranks
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.mesh import Mesh
 from holdfast.wire.job_fields import NAME_CHARS_MAX
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # as the kernel lists them; needs no driver library
@@ -128,9 +129,12 @@ def job_name(script: str, kind: str = "script") -> str:
     return re.sub(r"[^a-z0-9]+", "-", last.lower())[:NAME_CHARS_MAX].strip("-") or "job"
 
 
-def shown_ranks(show_ranks: str, tee: str) -> Ranks:
+def shown_ranks(show_ranks: str, tee: str, mesh: Mesh | None = None) -> Ranks:
     """Return the ranks whose output is shown: `--show-ranks all` or `0,7`; otherwise torchrun's `--tee`, whose numbers are
-    streams."""
+    streams; otherwise rank 0, and of a mesh with pipeline stages the first rank of the last stage, which knows the loss."""
+    stages = dict(mesh.dims).get("pp", 1) if mesh is not None else 1
+    if mesh is not None and stages > 1 and not (show_ranks or tee):
+        return frozenset({0, next(rank for rank in range(mesh.world_size) if mesh.coords(rank)["pp"] == stages - 1)})
     if not show_ranks and tee:
         return _teed(tee)
     if show_ranks == "all":

@@ -65,6 +65,7 @@ class _Rank:
     observed: int = 0
     observed_step_s: float = 0.0
     observed_since: float | None = None
+    done_at: float | None = None  # when the script had ended, or has declared its last step finished
     completed: bool = False  # has ended with exit code 0
     # End times of its last steps, newest first: (Unix seconds of its clock, monotonic seconds).
     ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
@@ -92,6 +93,10 @@ class Progress:
         if isinstance(note, ObservedStepsNote):
             self._observe(rank, note)  # not sent by the script itself, so the rank counts as silent as before
             return
+        if isinstance(note, PhaseNote) and note.phase is Phase.DONE:
+            rank.done_at = note.at
+            if not rank.has_sent:
+                return  # sent for a script that reports no steps
         rank.has_sent = True
         rank.collectives = -1  # the count of a silent rank is outdated
         match note:
@@ -143,7 +148,7 @@ class Progress:
         it was done (Unix s); None if it did not."""
         ended = self._ranks[rank]
         ended.completed = True
-        return ended.phase_at if ended.phase is Phase.DONE else None
+        return ended.done_at
 
     @property
     def _stepping(self) -> list[_Rank]:

@@ -65,28 +65,28 @@ def report(
     kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
     confidence = 0.95
     recommended_actions: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
-    if cause is Cause.COLLECTIVE and is_clean(exit_):
-        confidence, recommended_actions = 0.8, (Remedy.RESTART_PROCESS,)
-        evidence["root"] = "left early"
+    if cause is Cause.COLLECTIVE:
+        evidence["root"] = "left early" if is_clean(exit_) else "not seen"
         evidence["collective_errors"] = str(max(1, cascading))
+    if failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
+        kind, recommended_actions = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
+        evidence["tries"] = str(failure.tries)
+        evidence["nodes"] = str(len(failure.nodes))
+        evidence["step"] = str(failure.step)
+        at = f"after step {failure.step}" if failure.step > 0 else place
+        how = f"{ending(exit_)} {at}{' while others continued' if cause is Cause.COLLECTIVE else ''}"
+        summary = f"{where} {how}, for the {_ordinal(failure.tries)} time: a restart does not help."
+    elif cause is Cause.COLLECTIVE and is_clean(exit_):
+        confidence, recommended_actions = 0.8, (Remedy.RESTART_PROCESS,)
         summary = (
             f"{where} ended with exit code 0 {place} while others continued, and their communication with it failed."
         )
     elif cause is Cause.COLLECTIVE:
         confidence, recommended_actions = 0.3, (Remedy.RESTART_PROCESS,)
         evidence["error_class"] = COMMUNICATION
-        evidence["root"] = "not seen"
-        evidence["collective_errors"] = str(max(1, cascading))
         summary = (
             f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first is known."
         )
-    elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
-        kind, recommended_actions = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
-        evidence["tries"] = str(failure.tries)
-        evidence["nodes"] = str(len(failure.nodes))
-        evidence["step"] = str(failure.step)
-        at = f"after step {failure.step}" if failure.step > 0 else place
-        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not help."
     elif judged is not None and judged.who is Who.HARDWARE:
         recommended_actions = (Remedy.REPLACE_NODE,)
     elif exit_.error is not None:

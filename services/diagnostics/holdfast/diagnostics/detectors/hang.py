@@ -3,7 +3,8 @@
 Theory of operation, per (job, generation). *Progress* means that a rank finishes a step; *activity* is progress or a change of
 phase. A *stall* is a time without activity. The allowed duration of a stall is the first of these that applies:
 
-* `max(stuck_s, factor × p99)` if the stall is *proven* (`proof`); p99 is that of the job's step times (`rhythm`);
+* `max(stuck_s, factor × p99)` if the stall is *proven* (`proof`); p99 is that of the job's step times (`rhythm`). `gone_s`
+  instead of `stuck_s` for a dead process: it may still free its memory, and its exit, which has the cause, follows;
 * `init_s` if any rank is in another phase than `step`, or the generation is in its first steps. Compiling, restoring,
   evaluating and saving may take long, and the first steps do not show the job's rhythm;
 * `init_s` if ranks still enter collectives, because a long step is not a hang;
@@ -50,6 +51,7 @@ from holdfast.diagnostics.detectors.watched import (
     stalled,
     stepped,
     still_by_agents,
+    stopped,
     usual_s,
 )
 from holdfast.diagnostics.roster import Roster, RunStarted
@@ -67,6 +69,7 @@ from holdfast.domain.signals import (
 @dataclass(frozen=True, slots=True)
 class Hang:
     stuck_s: float = 2.0  # shortest time after which a proven stall is reported
+    gone_s: float = 10.0  # the same, if processes are dead and none is stopped
     unproven: float = 10.0  # multiple of the allowance after which a stall that is not proven is an error as well
     baseline_s: float = 1.0  # time without activity after which a baseline is taken
     report_s: float = 0.9  # a process counts as stopped or dead after this time: in two reports of its agent
@@ -160,7 +163,8 @@ class Hang:
         reported = generation.has_reported and generation.steps >= FIRST_STEPS and stall.only_stepping
         if not signalled and not (reported and all_reported(generation)):
             return None
-        allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
+        least_s = self.gone_s if signalled and not stopped(generation) else self.stuck_s
+        allowance_s = max(least_s, generation.hang.factor * generation.rhythm.slow_s)
         # The checks below read the reports of every node. Return early if none of them can succeed.
         began = generation.still_since
         if now < generation.prove_at or now - began + TICK_S < allowance_s:
@@ -178,7 +182,7 @@ class Hang:
         pause_s = generation.hang.factor * generation.rhythm.pause_s(generation.step)
         if not signalled and (still_s < pause_s or now - generation.moved_at < self.stuck_s):
             return None  # the job has paused here before
-        words = f"{proof}: max({self.stuck_s:g} s, {generation.hang.factor:g} × p99 step time)"
+        words = f"{proof}: max({least_s:g} s, {generation.hang.factor:g} × p99 step time)"
         return Rule(words, still_s, allowance_s, Severity.ERROR, generation.looked)
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:

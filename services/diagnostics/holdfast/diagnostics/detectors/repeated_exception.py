@@ -5,7 +5,8 @@ compared, because it contains addresses, sizes and indices. If the step is not k
 failure before the first step), both failures must also have occurred soon after the start: rare crashes that are hours apart
 are not a loop.
 
-The fingerprint of a crash without an exception is the POSIX signal or the exit code; `blame` counts it only on two nodes.
+The fingerprint of a crash without an exception is the POSIX signal or the exit code; `blame` counts it only on two nodes. A
+rank that has ended with code 0 while others needed it has the fingerprint of this code, and counts like an exception.
 
 Not a detector: `worker_exit` calls this module, because the finding *replaces* the plain WORKER_EXCEPTION.
 """
@@ -17,7 +18,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE
+from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE, Blame, Who
+from holdfast.diagnostics.detectors.error_class import ErrorClass
 from holdfast.domain.signals import WorkerError, WorkerExited
 
 ROOTS_MAX = 8  # different failures kept per job
@@ -61,6 +63,13 @@ def remembered(known: Mapping[str, Failure], failure: Failure) -> dict[str, Fail
     others = {print_: each for print_, each in known.items() if print_ != failure.fingerprint}
     newest = sorted(others.values(), key=lambda each: each.generation)[-(ROOTS_MAX - 1) :]
     return {each.fingerprint: each for each in (*newest, failure)}
+
+
+def left_again(left: Failure | None) -> Blame | None:
+    """Attribute a rank that has ended with code 0 while others needed it: to the script, if it has done so again."""
+    if left is None or left.tries == 1:
+        return None
+    return Blame(Who.USER, ErrorClass.SCRIPT, "ended with exit code 0 before the others again, at the same place")
 
 
 def judge(last: Failure | None, print_: str, *, step: int, generation: int, early: bool, node: str) -> Failure:

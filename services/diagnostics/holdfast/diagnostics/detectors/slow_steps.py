@@ -16,6 +16,7 @@ from holdfast.diagnostics.detectors import comparison
 from holdfast.diagnostics.detectors.comparison import Floats, Grid, Outliers
 from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.findings import FindingKind
+from holdfast.domain.words import plural
 
 _RANKS_IN_EVIDENCE_MAX = 32
 
@@ -86,7 +87,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
         slow = float(np.median(excess[start:]))
         waiting = _data_share(window, stage, peer, start)
         others = window.grid.group_size - 1
-        against = f"its {others} peers" if others else "its own past"
+        against = f"its {plural(others, 'peer')}" if others else "its own past"
         cause = "data_loading" if waiting > 0.5 else ("own_past" if not others else "slow_worker")
         why = ", because its data arrives late" if cause == "data_loading" else ""
         cost = _cost(window, {(int(found.stage[i]), int(found.peer[i])) for i in entries})

@@ -129,6 +129,11 @@ def _is_signalled(generation: Watched, item: RankProgress) -> bool:
     return any(state in _SIGNALLED and (state == "T" or rank not in generation.ended) for rank, state in states)
 
 
+def stopped(generation: Watched) -> bool:
+    """Whether some process is stopped by a POSIX signal."""
+    return any("T" in item.process_state for item in generation.latest.values())
+
+
 def _has_run(before: RankProgress | None, item: RankProgress) -> bool:
     """Whether every stopped process has used CPU time since the last report, as if it is stopped and continued in turn."""
     if before is None or before.rank != item.rank:

@@ -4,7 +4,8 @@ Theory of operation, per (job, generation). The first exit whose cause is the ra
 script's own exception) is reported at once. An exit by a collective error is held for `hold_s`, because its root (the exit of
 another rank, or a lost node) is nearly always reported within that time. If this process has just started, or did not run for
 a while, an agent that has not reconnected may report the root. Held exits then wait until every rank of the generation has
-been reported, for at most `agents_s`.
+been reported, for at most `agents_s`. If most ranks have ended, held exits wait for the others for at most `gather_s`: the root
+may be a rank that ends with code 0, which takes the longer the more memory it frees.
 
 If no root is reported, the finding names, in this order:
 
@@ -87,7 +88,7 @@ class WorkerExit:
 
     hold_s: float = 0.3  # delay of collective errors, in which their root may be reported
     agents_s: float = 5.0  # longest delay while agents have not reconnected since this process started
-    gather_s: float = 2.0  # longest delay to receive the calls of the other ranks, if flight recorders show calls
+    gather_s: float = 2.0  # longest delay for ranks that have not ended, if most have, or flight recorders show calls
     explained_s: float = 10.0  # delay in which the supervisor may stop a generation with a lost node
     skew_s: float = 0.1  # assumed difference of the clocks of two nodes
     correct_within_s: float = 10.0  # a later correction would come after the recovery
@@ -241,10 +242,10 @@ class WorkerExit:
         world_size = 0 if placed is None else placed.world_size
         if not _is_complete(placed) and now - since < self.agents_s:
             return True
-        if not generation.recorded or now - generation.held_at >= self.gather_s:
+        if now - generation.held_at >= self.gather_s:
             return False
-        ended = sum(rank not in generation.exited for rank in generation.ended)
-        return len(generation.exited) + ended < world_size
+        ended = len(generation.exited | generation.ended.keys())
+        return ended < world_size and (generation.recorded or 2 * ended >= world_size)
 
     def _found(
         self,
@@ -262,7 +263,9 @@ class WorkerExit:
         early = self._early(placed, exit_)
         failure = self._recurrence(state, exit_, cause, early=early)
         began = roster.began_at(exit_.job)
-        judged = self._blame(state, placed, exit_, failure, began, now) if cause is Cause.OWN else None
+        judged = repeated_exception.left_again(failure)
+        if cause is Cause.OWN:
+            judged = self._blame(state, placed, exit_, failure, began, now)
         place = when(exit_, state.steps.get(exit_.job, 0), early)
         finding = report(
             exit_, cause, failure, judged, place, cascading=len(generation.held), supersedes=supersedes, now=now
@@ -283,9 +286,9 @@ class WorkerExit:
     def _recurrence(
         self, state: ExitState, exit_: WorkerExited, cause: Cause, *, early: bool
     ) -> repeated_exception.Failure | None:
-        """Count the occurrences of this exception or POSIX signal; None for collective errors and external signals."""
+        """Count the occurrences of this exception, signal or exit code; None for collective errors and external signals."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
-        if not fingerprint or cause is not Cause.OWN:
+        if not fingerprint or (cause is not Cause.OWN and not is_clean(exit_)):
             return None
         known = state.failures.get(exit_.job, {})
         failure = repeated_exception.judge(
