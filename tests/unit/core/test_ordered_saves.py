@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage
+from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage, SetInterval
+from holdfast.policy import set_interval
 from holdfast.supervisor.core.lifecycle import Saving
-from holdfast.supervisor.protocol import CheckpointRequested, JobPhase, JobStopRequested, ResizeRequested
+from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, JobPhase, JobStopRequested, ResizeRequested
 
 NODES = {"n0", "n1", "n2"}
 
@@ -168,3 +170,112 @@ def test_answers_after_the_decision_change_nothing(ok: bool) -> None:
     fleet.report("n2", OrderDone(late.command_id, ok, "again", "", fleet.now))
     assert fleet.job.checkpoints.on_demand == before
     assert not orders(fleet, SaveStage.VOID)
+
+
+# ---------------------------------------------------------------- the interval
+
+
+def questioned(kind: type[Fleet] = Fleet) -> Fleet:
+    """A running job, which saves every 10 steps, and of which the policy is asked what to do about a warning."""
+    fleet = running(job(dp=3, interval=10), saved=20, kind=kind, decide=False)
+    warning = Finding(
+        id="slow:n1",
+        kind=FindingKind.STRAGGLER,
+        severity=Severity.WARNING,
+        at=fleet.now,
+        since=fleet.now - 700.0,
+        summary="n1 is slow.",
+        node="n1",
+        job=JOB,
+        generation=fleet.job.number,
+        cost_share=0.1,
+    )
+    fleet.fold(FindingArrived(fleet.now, warning))
+    fleet.now += 700.0
+    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    return fleet
+
+
+def changing(steps: int = 3, kind: type[Fleet] = Fleet) -> Fleet:
+    """The policy has decided another interval."""
+    fleet = questioned(kind)
+    fleet.answer(set_interval("it may fail soon", steps), "policy.py")
+    return fleet
+
+
+def intervals(fleet: Fleet) -> dict[str, tuple[int, int]]:
+    """(from step, interval) of the unanswered orders of an interval, by node."""
+    found = [(send.node, send.order) for send in fleet.sent if isinstance(send.order, SetInterval)]
+    return {node: (order.from_step, order.interval_steps) for node, order in found}
+
+
+def test_an_interval_changes_at_a_save_that_all_ranks_have_agreed_on_and_before_they_pass_it() -> None:
+    fleet = changing()
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    assert at_step % 10 == 0 or at_step % 3 == 0, "no save in addition to those of the two intervals"
+    for node in sorted(NODES):
+        assert not intervals(fleet), "a rank may have passed the step"
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 3))
+    for node in sorted(NODES):
+        assert not orders(fleet, SaveStage.AGREED), "a rank could pass the step with the former interval"
+        fleet.done(node, SetInterval)
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+
+
+def test_if_a_rank_has_passed_the_step_the_interval_changes_at_a_later_one() -> None:
+    fleet = changing()
+    first = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    answer(fleet, "n2", SaveStage.PROPOSED, ok=False, reason="passed")
+    assert not intervals(fleet)
+    second = orders(fleet, SaveStage.PROPOSED)["n0"]
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (second + 1, 3))
+    assert second > first
+
+
+def test_a_stop_during_the_proposal_does_not_wait_for_a_save_far_ahead_and_takes_the_interval_along() -> None:
+    fleet = changing(steps=1000)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "seen enough", save=True))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    assert isinstance(fleet.job.doing, Saving)
+    assert fleet.job.doing.at_step == at_step
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 1000))
+    for node in sorted(NODES):
+        fleet.done(node, SetInterval)
+    agreed = [send.order for send in fleet.sent if isinstance(send.order, CheckpointNow)]
+    assert all(order.leaving == "stop: seen enough" for order in agreed if order.stage == SaveStage.AGREED)
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+
+
+def test_an_interval_during_the_proposal_of_a_stop_changes_at_its_step() -> None:
+    fleet = questioned()
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    fleet.answer(set_interval("it may fail soon", 3), "policy.py")
+    for node in ("n1", "n2"):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 3)), "one proposal serves both"
+
+
+def test_a_request_while_nodes_get_the_interval_lets_no_rank_wait() -> None:
+    fleet = changing()
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+    assert not orders(fleet, SaveStage.VOID)
+
+
+def test_with_an_agent_of_an_earlier_version_the_interval_is_ordered_directly() -> None:
+    fleet = changing(kind=Older)
+    (from_step,) = {each for each, _ in intervals(fleet).values()}
+    assert intervals(fleet) == dict.fromkeys(NODES, (from_step, 3))
+    assert from_step > fleet.job.progress.newest_step
+    assert not orders(fleet, SaveStage.ORDER)
