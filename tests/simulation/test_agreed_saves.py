@@ -14,6 +14,7 @@ from holdfast.domain.orders import CheckpointNow, OrderDone, SaveStage, SetInter
 from holdfast.sim.agent import JOB
 from holdfast.sim.hostility import Hostility
 from holdfast.sim.scenario import Scenario
+from holdfast.sim.training import AGREEMENT_WAIT_S
 from holdfast.sim.watched import Step
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.core.interval import SAVES_BETWEEN
@@ -24,6 +25,8 @@ SLOW_STEPS, QUICK_STEPS = 14, 40
 STEPS = 20 * (SLOW_STEPS + QUICK_STEPS)
 LOOK_S = 0.05
 SEEDS = range(3, 6)
+ENDING_SEEDS = (3, 5)
+FAULTS_MAX = 12
 
 
 def pace(number: int) -> float:
@@ -37,7 +40,9 @@ def _measuring(fold: Step) -> Step:
     def measured(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         if isinstance(event, CheckpointRequested):
             job = state.jobs[JOB]
-            event = StepsCompleted(event.at, JOB, job.number, job.progress.step, saves=SAVES_BETWEEN, stall_s=next(stalls_s))
+            event = StepsCompleted(
+                event.at, JOB, job.number, job.progress.step, saves=SAVES_BETWEEN, stall_s=next(stalls_s)
+            )
         return fold(state, event)
 
     return measured
@@ -67,6 +72,30 @@ class Quickening(Scenario):
             self.world.soon(0.0, SLOW_S, lambda: self.supervisor.append(CheckpointRequested(self.world.now, JOB)))
         if not self.training.finished:
             self.world.after(LOOK_S, self._request)
+
+
+class Ending(Quickening):
+    """The leader, an agent or a machine ends between two of the messages by which the ranks agree."""
+
+    def __init__(self, seed: int, *, measuring: bool) -> None:
+        self.faults = 0
+        super().__init__(seed, fold=self._fold, measuring=measuring)
+
+    def _fold(self, state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+        after, commands = step(state, event)
+        orders = [command.order for command in commands if isinstance(command, Send)]
+        proposed = any(isinstance(order, CheckpointNow) and order.stage == SaveStage.PROPOSED for order in orders)
+        if proposed and self.faults < FAULTS_MAX:
+            self.faults += 1
+            others = [] if self.control_plane_only else [self._restart_agent, self._lose_node]
+            kinds = [self._crash_supervisor, self._crash_supervisor, self._lose_leader, *others]
+            self.world.soon(0.0, 0.2, self.world.chance.choice(kinds))
+        return after, commands
+
+    def _lose_leader(self) -> None:
+        """For longer than ranks wait for a result."""
+        if self.supervisor.leading:
+            self.supervisor.crash((AGREEMENT_WAIT_S, 2 * AGREEMENT_WAIT_S))
 
 
 def stages(seed: int, *, measuring: bool = False) -> set[str]:
@@ -128,3 +157,16 @@ def test_an_interval_without_an_agreement_is_found() -> None:
         SEEDS,
         lambda seed: Quickening(seed, fold=_change_at_once, measuring=True).run(),
     )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("measuring", [False, True], ids=["requests", "intervals"])
+def test_whoever_ends_between_two_messages_no_restore_gets_a_step_that_some_ranks_did_not_save(measuring: bool) -> None:
+    """`Invariants` compares each restore with what was saved, and each step with what all nodes did."""
+    alone = faults = 0
+    for seed in ENDING_SEEDS:
+        world = Ending(seed, measuring=measuring)
+        world.run()
+        alone, faults = alone + world.training.decided_alone, faults + world.faults
+    assert faults > FAULTS_MAX // 2
+    assert alone, "in some of these worlds ranks had to go on without the result"

@@ -12,8 +12,16 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage, SetInterval
 from holdfast.policy import set_interval
-from holdfast.supervisor.core.lifecycle import Saving
-from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, JobPhase, JobStopRequested, ResizeRequested
+from holdfast.supervisor.core.lifecycle import Saving, Stopping
+from holdfast.supervisor.protocol import (
+    CheckpointRequested,
+    FindingArrived,
+    JobPhase,
+    JobStopRequested,
+    ResizeRequested,
+    StepsCompleted,
+)
+from holdfast.supervisor.timers import StopTimeout
 
 NODES = {"n0", "n1", "n2"}
 
@@ -279,3 +287,52 @@ def test_with_an_agent_of_an_earlier_version_the_interval_is_ordered_directly() 
     assert intervals(fleet) == dict.fromkeys(NODES, (from_step, 3))
     assert from_step > fleet.job.progress.newest_step
     assert not orders(fleet, SaveStage.ORDER)
+
+
+# ---------------------------------------------------------------- changes that are dropped, and limits
+
+
+def test_the_script_is_not_notified_of_a_change_that_is_dropped_during_the_proposal() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 2, "as before"))
+    assert fleet.job.planned is None
+    assert orders(fleet, SaveStage.VOID) == {"n0": at_step, "n1": at_step}
+    fleet.answer_orders()
+    fleet.train(at_step, save=True)
+    assert not orders(fleet, SaveStage.AGREED)
+    assert not orders(fleet, SaveStage.PROPOSED)
+
+
+def test_a_save_that_was_also_requested_is_made_without_the_change() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    fleet.fold(ResizeRequested(fleet.now, JOB, 2, "as before"))
+    waiting = [each.order for each in fleet.state.outbox.values() if isinstance(each.order, CheckpointNow)]
+    proposed = [order for order in waiting if order.stage == SaveStage.PROPOSED]
+    assert len(proposed) == 2, "a node that has not received the former proposals never does"
+    assert {(order.at_step, order.to_object_store, order.leaving) for order in proposed} == {(at_step, True, "")}
+
+
+@pytest.mark.parametrize(("step_s", "waits_s"), [(0.1, 10.0), (30.0, 70.0), (1000.0, 300.0)])
+def test_a_stop_waits_for_its_save_as_long_as_the_steps_take_within_limits(step_s: float, waits_s: float) -> None:
+    fleet = running(job(dp=3), saved=20)
+    fleet.now += 1.0
+    fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 30, fleet.now, 1, step_s, pace_s=step_s))
+    before = fleet.now
+    fleet.fold(JobStopRequested(fleet.now, JOB, "seen enough", save=True))
+    waited_s = fleet.state.timers[StopTimeout(JOB)] - before
+    assert waits_s - 0.01 <= waited_s <= max(1.5 * waits_s, 20.0)
+    fleet.now += waited_s / 2
+    answer(fleet, "n0", SaveStage.PROPOSED, ok=False, reason="passed")
+    assert fleet.state.timers[StopTimeout(JOB)] - fleet.now >= waits_s - 0.01, "the later step has as much time"
+
+
+def test_an_operator_who_does_not_want_to_wait_for_the_save_stops_at_once() -> None:
+    fleet = stopping()
+    fleet.fold(JobStopRequested(fleet.now, JOB, "no time", save=False))
+    assert isinstance(fleet.job.doing, Stopping)

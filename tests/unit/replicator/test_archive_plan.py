@@ -239,7 +239,9 @@ def test_the_newest_step_that_may_be_restored_stays_while_the_later_ones_are_of_
     assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 25))) == {(1, 10), (1, 30)}
     assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 20))) == {(1, 10), (1, 30)}
     assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 45))) == {(1, 10), (1, 20), (1, 30)}
-    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 5))) == {(1, 20), (1, 30)}, "25 may be common, next"
+    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 5))) == {(1, 20), (1, 30)}, (
+        "25 may be common, next"
+    )
     assert discarded(view(archive=full, saved_by_all=None)) == {(1, 20), (1, 30)}, "no update has come yet"
 
 

@@ -51,6 +51,11 @@ class Training:
     _whole: set[Run] = field(default_factory=set)  # runs in which all ranks take part
     _alone: set[Run] = field(default_factory=set)  # runs in which ranks went on without the result of a proposal
 
+    @property
+    def decided_alone(self) -> int:
+        """Number of runs in which ranks went on without the result of a proposal."""
+        return len(self._alone)
+
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers on a node. Work depends on the node, not on the number of nodes."""
         run, before = self._part_of(agent), self._runs.get(agent.name)
@@ -141,7 +146,9 @@ class Training:
             return
         saving = [agent for agent, workers in parts if workers.due(step)]
         if is_decided:
-            self._all_or_none(members, [agent for agent, workers in parts if step in workers.agreed], step, " as agreed")
+            self._all_or_none(
+                members, [agent for agent, workers in parts if step in workers.agreed], step, " as agreed"
+            )
         else:  # the result is lost, or late
             self._alone.add(run)
         if run not in self._alone and all(agent.is_of_this_version for agent in members):

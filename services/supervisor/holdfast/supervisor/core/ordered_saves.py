@@ -27,7 +27,7 @@ from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import Running, Saving
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import Send
-from holdfast.supervisor.timers import SaveTimeout
+from holdfast.supervisor.timers import SaveTimeout, StopTimeout
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 _AHEAD_STEPS = 2
@@ -39,6 +39,30 @@ LEAVING_CHARS_MAX = 500  # of the reason that the script receives
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     """How long it may take until every rank has saved a checkpoint at `at_step`."""
     return turn.config.save_s + max(0, at_step - job.progress.newest_step) * job.progress.seconds_per_step
+
+
+def limit_wait(turn: Turn, job: Job, at_step: int) -> None:
+    """A stop waits for the checkpoint at `at_step`, but not without end."""
+    wait_s = min(patience_s(turn, job, at_step), turn.config.stop_save_s_max)
+    turn.set_timer(StopTimeout(job.name), turn.at + wait_s)
+
+
+def drop_leaving(turn: Turn, job: Job, at_step: int) -> None:
+    """The planned change that was to follow the save at `at_step` is dropped. If the ranks have not agreed on the save yet, the
+    script is not notified; a save that was also requested for another reason is proposed again without it."""
+    save = job.checkpoints.on_demand
+    if (
+        save is None
+        or not save.votes_missing
+        or save.changing
+        or (save.generation, save.at_step) != (job.number, at_step)
+    ):
+        return
+    _withdraw(turn, job, save)
+    left = evolve(save, leaving=False, reason="")
+    turn.put_checkpoints(job.name, on_demand=None)
+    if left.to_object_store or left.interval_steps:
+        _order(turn, turn.jobs[job.name], left, None)
 
 
 def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
@@ -77,15 +101,14 @@ def change_interval(turn: Turn, job: Job, before: int) -> int:
         for node in job.generation.nodes:
             turn.send(node, SetInterval(job.name, job.number, from_step, interval))
         return from_step
-    if save is not None and save.votes_missing and save.generation == job.number:
-        save = evolve(save, interval_steps=interval)
-        turn.put_checkpoints(job.name, on_demand=save)
-        if save.changing:
-            _send_interval(turn, job, save)
+    if save is not None and save.votes_missing and not save.changing and save.generation == job.number:
+        turn.put_checkpoints(job.name, on_demand=evolve(save, interval_steps=interval))
         return save.at_step + 1
     soonest = job.progress.newest_step + _ahead(turn, job)
+    if save is not None and save.generation == job.number and save.interval_steps:
+        soonest = max(soonest, save.at_step + 1)  # another interval applies to the steps after that one
     at_step = min(-(-soonest // each) * each for each in (before, interval))  # the next save that is due by one of them
-    _order(turn, job, OnDemandSave(job.number, at_step, to_object_store=False, interval_steps=interval), None)
+    _order(turn, job, OnDemandSave(job.number, at_step, to_object_store=False, interval_steps=interval), save)
     return at_step + 1
 
 
@@ -186,15 +209,21 @@ def _wait_for(turn: Turn, name: str, before: int, at_step: int) -> Job:
         job = turn.put_job(name, doing=Running(evolve(job.planned, at_step=at_step)))
         turn.set_timer(SaveTimeout(name), turn.at + patience_s(turn, job, at_step))
     elif isinstance(job.doing, Saving) and job.doing.at_step == before:
+        suspends = job.doing.suspends  # then the end of its nodes is the limit
         job = turn.update(name, at_step=at_step)
+        if not suspends:
+            limit_wait(turn, job, at_step)
     return job
 
 
 def _withdraw(turn: Turn, job: Job, save: OnDemandSave) -> None:
-    """End a proposal without a save. A node that has not received it yet never does."""
+    """End the proposals of this step without a save. A node that has not received one yet never does."""
     for send in turn.orders(job=job.name, to_one=True):
-        if send.order == _order_of(job, save, SaveStage.PROPOSED):
-            turn.forget_order(send)
+        match send.order:
+            case CheckpointNow(stage=SaveStage.PROPOSED.value, at_step=save.at_step, generation=save.generation):
+                turn.forget_order(send)
+            case _:
+                pass
     _send(turn, job, save, SaveStage.VOID)
 
 
