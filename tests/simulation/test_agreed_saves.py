@@ -49,8 +49,8 @@ def _measuring(fold: Step) -> Step:
 
 
 class Quickening(Scenario):
-    """No node fails. Each time the steps become quicker, an operator requests a checkpoint or, with `measuring`, the interval is
-    chosen again."""
+    """No node fails. Each time the steps become quicker, an operator requests a checkpoint or, with `measuring`, the interval
+    is chosen again."""
 
     def __init__(self, seed: int, *, fold: Step, measuring: bool = False) -> None:
         super().__init__(seed, fold=_measuring(fold) if measuring else fold, hostility=Hostility())

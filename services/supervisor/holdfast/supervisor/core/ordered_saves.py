@@ -92,8 +92,8 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: s
 
 
 def change_interval(turn: Turn, job: Job, before: int) -> int:
-    """Have all ranks save at the job's interval, in place of `before`, from one step on. Returns that step, which changes if the
-    ranks cannot agree on it."""
+    """Have all ranks save at the job's interval, in place of `before`, from one step on. Returns that step, which changes if
+    the ranks cannot agree on it."""
     assert job.generation is not None
     save, interval = job.checkpoints.on_demand, job.interval_steps
     if not _all_agree(turn, job):
