@@ -116,8 +116,8 @@ class CheckpointNow:
 
 @dataclass(frozen=True, slots=True)
 class SetInterval:
-    """Save at every multiple of `interval_steps` from step `from_step` on. No rank has reached `from_step` yet, so that all
-    ranks change the interval at the same step."""
+    """Save at every multiple of `interval_steps` from step `from_step` on. The ranks wait at the step before it for the result
+    of a proposed save, so that all of them change the interval at the same step."""
 
     job: str
     generation: int

@@ -271,7 +271,7 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     fleet = running(job(dp=2))
     fleet.train(12)
     fleet.fold(JobStopRequested(fleet.now, JOB, "enough"))
-    fleet.wait(10.1)
+    fleet.wait(2 * fleet.state.config.save_s)
     assert set(fleet.orders(Stop)) == {"n0", "n1"}
     fleet.gone("n1")
     fleet.answer_orders("n1")

@@ -110,7 +110,7 @@ def test_a_policy_that_answers_after_the_stop_starts_nothing(save: bool) -> None
     assert not fleet.orders(Prepare)
     assert isinstance(fleet.job.doing, Saving if save else Stopping)
     assert fleet.incident.state is IncidentState.RESOLVED
-    fleet.wait(fleet.state.config.save_s + 0.1)
+    fleet.wait(2 * fleet.state.config.save_s)
     fleet.answer_orders()
     assert fleet.job.phase is JobPhase.STOPPED
 

@@ -8,10 +8,20 @@ from dataclasses import replace
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage
-from holdfast.supervisor.core.lifecycle import Saving
-from holdfast.supervisor.protocol import CheckpointRequested, JobPhase, JobStopRequested, ResizeRequested
+from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage, SetInterval
+from holdfast.policy import set_interval
+from holdfast.supervisor.core.lifecycle import Saving, Stopping
+from holdfast.supervisor.protocol import (
+    CheckpointRequested,
+    FindingArrived,
+    JobPhase,
+    JobStopRequested,
+    ResizeRequested,
+    StepsCompleted,
+)
+from holdfast.supervisor.timers import StopTimeout
 
 NODES = {"n0", "n1", "n2"}
 
@@ -168,3 +178,161 @@ def test_answers_after_the_decision_change_nothing(ok: bool) -> None:
     fleet.report("n2", OrderDone(late.command_id, ok, "again", "", fleet.now))
     assert fleet.job.checkpoints.on_demand == before
     assert not orders(fleet, SaveStage.VOID)
+
+
+# ---------------------------------------------------------------- the interval
+
+
+def questioned(kind: type[Fleet] = Fleet) -> Fleet:
+    """A running job, which saves every 10 steps, and of which the policy is asked what to do about a warning."""
+    fleet = running(job(dp=3, interval=10), saved=20, kind=kind, decide=False)
+    warning = Finding(
+        id="slow:n1",
+        kind=FindingKind.STRAGGLER,
+        severity=Severity.WARNING,
+        at=fleet.now,
+        since=fleet.now - 700.0,
+        summary="n1 is slow.",
+        node="n1",
+        job=JOB,
+        generation=fleet.job.number,
+        cost_share=0.1,
+    )
+    fleet.fold(FindingArrived(fleet.now, warning))
+    fleet.now += 700.0
+    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    return fleet
+
+
+def changing(steps: int = 3, kind: type[Fleet] = Fleet) -> Fleet:
+    """The policy has decided another interval."""
+    fleet = questioned(kind)
+    fleet.answer(set_interval("it may fail soon", steps), "policy.py")
+    return fleet
+
+
+def intervals(fleet: Fleet) -> dict[str, tuple[int, int]]:
+    """(from step, interval) of the unanswered orders of an interval, by node."""
+    found = [(send.node, send.order) for send in fleet.sent if isinstance(send.order, SetInterval)]
+    return {node: (order.from_step, order.interval_steps) for node, order in found}
+
+
+def test_an_interval_changes_at_a_save_that_all_ranks_have_agreed_on_and_before_they_pass_it() -> None:
+    fleet = changing()
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    assert at_step % 10 == 0 or at_step % 3 == 0, "no save in addition to those of the two intervals"
+    for node in sorted(NODES):
+        assert not intervals(fleet), "a rank may have passed the step"
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 3))
+    for node in sorted(NODES):
+        assert not orders(fleet, SaveStage.AGREED), "a rank could pass the step with the former interval"
+        fleet.done(node, SetInterval)
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+
+
+def test_if_a_rank_has_passed_the_step_the_interval_changes_at_a_later_one() -> None:
+    fleet = changing()
+    first = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    answer(fleet, "n2", SaveStage.PROPOSED, ok=False, reason="passed")
+    assert not intervals(fleet)
+    second = orders(fleet, SaveStage.PROPOSED)["n0"]
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (second + 1, 3))
+    assert second > first
+
+
+def test_a_stop_during_the_proposal_does_not_wait_for_a_save_far_ahead_and_takes_the_interval_along() -> None:
+    fleet = changing(steps=1000)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "seen enough", save=True))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    assert isinstance(fleet.job.doing, Saving)
+    assert fleet.job.doing.at_step == at_step
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 1000))
+    for node in sorted(NODES):
+        fleet.done(node, SetInterval)
+    agreed = [send.order for send in fleet.sent if isinstance(send.order, CheckpointNow)]
+    assert all(order.leaving == "stop: seen enough" for order in agreed if order.stage == SaveStage.AGREED)
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+
+
+def test_an_interval_during_the_proposal_of_a_stop_changes_at_its_step() -> None:
+    fleet = questioned()
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    fleet.answer(set_interval("it may fail soon", 3), "policy.py")
+    for node in ("n1", "n2"):
+        answer(fleet, node, SaveStage.PROPOSED)
+    assert intervals(fleet) == dict.fromkeys(NODES, (at_step + 1, 3)), "one proposal serves both"
+
+
+def test_a_request_while_nodes_get_the_interval_lets_no_rank_wait() -> None:
+    fleet = changing()
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    for node in sorted(NODES):
+        answer(fleet, node, SaveStage.PROPOSED)
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    assert orders(fleet, SaveStage.AGREED) == dict.fromkeys(NODES, at_step)
+    assert not orders(fleet, SaveStage.VOID)
+
+
+def test_with_an_agent_of_an_earlier_version_the_interval_is_ordered_directly() -> None:
+    fleet = changing(kind=Older)
+    (from_step,) = {each for each, _ in intervals(fleet).values()}
+    assert intervals(fleet) == dict.fromkeys(NODES, (from_step, 3))
+    assert from_step > fleet.job.progress.newest_step
+    assert not orders(fleet, SaveStage.ORDER)
+
+
+# ---------------------------------------------------------------- changes that are dropped, and limits
+
+
+def test_the_script_is_not_notified_of_a_change_that_is_dropped_during_the_proposal() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    answer(fleet, "n0", SaveStage.PROPOSED)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 2, "as before"))
+    assert fleet.job.planned is None
+    assert orders(fleet, SaveStage.VOID) == {"n0": at_step, "n1": at_step}
+    fleet.answer_orders()
+    fleet.train(at_step, save=True)
+    assert not orders(fleet, SaveStage.AGREED)
+    assert not orders(fleet, SaveStage.PROPOSED)
+
+
+def test_a_save_that_was_also_requested_is_made_without_the_change() -> None:
+    fleet = running(job(dp=2), spares=1, saved=20)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "for a while"))
+    fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
+    at_step = orders(fleet, SaveStage.PROPOSED)["n0"]
+    fleet.fold(ResizeRequested(fleet.now, JOB, 2, "as before"))
+    waiting = [each.order for each in fleet.state.outbox.values() if isinstance(each.order, CheckpointNow)]
+    proposed = [order for order in waiting if order.stage == SaveStage.PROPOSED]
+    assert len(proposed) == 2, "a node that has not received the former proposals never does"
+    assert {(order.at_step, order.to_object_store, order.leaving) for order in proposed} == {(at_step, True, "")}
+
+
+@pytest.mark.parametrize(("step_s", "waits_s"), [(0.1, 10.0), (30.0, 70.0), (1000.0, 300.0)])
+def test_a_stop_waits_for_its_save_as_long_as_the_steps_take_within_limits(step_s: float, waits_s: float) -> None:
+    fleet = running(job(dp=3), saved=20)
+    fleet.now += 1.0
+    fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 30, fleet.now, 1, step_s, pace_s=step_s))
+    before = fleet.now
+    fleet.fold(JobStopRequested(fleet.now, JOB, "seen enough", save=True))
+    waited_s = fleet.state.timers[StopTimeout(JOB)] - before
+    assert waits_s - 0.01 <= waited_s <= max(1.5 * waits_s, 20.0)
+    fleet.now += waited_s / 2
+    answer(fleet, "n0", SaveStage.PROPOSED, ok=False, reason="passed")
+    assert fleet.state.timers[StopTimeout(JOB)] - fleet.now >= waits_s - 0.01, "the later step has as much time"
+
+
+def test_an_operator_who_does_not_want_to_wait_for_the_save_stops_at_once() -> None:
+    fleet = stopping()
+    fleet.fold(JobStopRequested(fleet.now, JOB, "no time", save=False))
+    assert isinstance(fleet.job.doing, Stopping)

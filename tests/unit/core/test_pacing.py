@@ -27,6 +27,12 @@ def steps(fleet: Fleet, step: int, *, saves: int = 0, stall_s: float = 0.0, step
     fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, step, fleet.now, 1, step_s, saves, stall_s))
 
 
+def agree(fleet: Fleet) -> None:
+    """All ranks agree to the save after which the interval changes."""
+    for node in sorted(fleet.orders(CheckpointNow)):
+        fleet.done(node, CheckpointNow)
+
+
 def test_a_fresh_job_begins_with_a_number_and_says_so() -> None:
     fleet = Fleet(2)
     fleet.submit(auto())
@@ -52,6 +58,7 @@ def test_the_interval_follows_what_a_save_costs_and_is_announced_ahead_to_every_
     assert not fleet.orders(SetInterval)
     for step in (50, 100, 150):
         steps(fleet, step, saves=1, stall_s=0.5)
+    agree(fleet)
     orders = fleet.orders(SetInterval)
     assert set(orders) == {"n0", "n1"}
     assert len({replace(order) for order in orders.values()}) == 1, "every rank hears the same"
@@ -70,6 +77,7 @@ def test_a_slow_step_is_known_before_the_first_save() -> None:
     fleet = running(auto(interval_max_s=100.0))
     steps(fleet, 1, step_s=20.0)
     assert fleet.job.interval_steps == 5
+    agree(fleet)
     order = fleet.orders(SetInterval)["n1"]
     assert isinstance(order, SetInterval)
     assert order.interval_steps == 5
@@ -232,6 +240,7 @@ def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_
         fleet.beat(newest)
         fleet.now += since_s
     fleet.answer(set_interval("it may fail soon", 3), "policy.py")
+    agree(fleet)
     orders = fleet.orders(SetInterval)
     assert set(orders) == {"n0", "n1"}
     for order in orders.values():

@@ -233,6 +233,26 @@ def test_so_many_complete_steps_stay_and_rank_0s_node_decides() -> None:
     assert discarded(view(archive=replace(full, keep=0))) == {(1, 10), (1, 20), (1, 30)}
 
 
+def test_the_newest_step_that_may_be_restored_stays_while_the_later_ones_are_of_a_corrupt_state() -> None:
+    """The supervisor sends no later step than the last verified one."""
+    full = archive(steps=done(10, 20, 30, 40, 50))
+    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 25))) == {(1, 10), (1, 30)}
+    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 20))) == {(1, 10), (1, 30)}
+    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 45))) == {(1, 10), (1, 20), (1, 30)}
+    assert discarded(view(archive=full, saved_by_all=CheckpointId(1, 5))) == {(1, 20), (1, 30)}, (
+        "25 may be common, next"
+    )
+    assert discarded(view(archive=full, saved_by_all=None)) == {(1, 20), (1, 30)}, "no update has come yet"
+
+
+def test_after_a_restart_the_restored_step_counts_until_the_first_update() -> None:
+    steps = (*done(10, 20, 30), *done(40, 50, 60, attempt=2))
+    now = view(archive=archive(steps=steps), attempt=2, restored=CheckpointId(1, 30), saved_by_all=None)
+    assert discarded(now) == {(1, 10), (1, 20), (2, 40)}
+    abandoned = replace(now, saved_by_all=CheckpointId(1, 35))
+    assert discarded(abandoned) == discarded(now)
+
+
 def test_a_lineage_given_up_goes_when_the_new_one_has_enough() -> None:
     old = (*done(10, 20, 30), Archived(2, 25, complete=True))
     later = (Archived(2, 35, complete=True), *old)
@@ -247,7 +267,8 @@ def test_a_lineage_given_up_goes_when_the_new_one_has_enough() -> None:
 
 def test_what_an_earlier_submission_has_in_the_store_stays_until_somebody_asks() -> None:
     new = tuple(Archived(101, step, complete=True) for step in (10, 20, 30, 40))
-    now = view(archive=archive(steps=(*new, *done(10, 20, 30))), attempt=101, first_attempt=101)
+    everything = archive(steps=(*new, *done(10, 20, 30)))
+    now = view(archive=everything, attempt=101, first_attempt=101, saved_by_all=CheckpointId(101, 40))
     assert discarded(now) == {(101, 10), (101, 20)}
     assert discarded(replace(now, restored=CheckpointId(1, 30))) == {(101, 10), (101, 20)}
 

@@ -12,23 +12,27 @@ from data_plane import JOB, TOKEN, saved
 from waiting import wait_until_async
 
 from holdfast.domain.checkpoints import CheckpointId
+from holdfast.domain.errors import Conflict
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.replication import Configure
 from holdfast.replicator import mover as module
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
+from holdfast.replicator.jobs import Job
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.plan import plan
+from holdfast.replicator.schedule import PAUSE_MAX_S
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.store_sync import OpenStores, StoreSync
 from holdfast.replicator.threads import Pace, Threads
+from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
-from holdfast.replicator.view import Held, Step, Tier, View
+from holdfast.replicator.view import CopyToDisk, Held, Step, Tier, View
 
 pytestmark = pytest.mark.anyio
 
@@ -129,3 +133,59 @@ async def test_there_is_no_plan_for_a_job_that_has_not_changed(tmp_path: Path, m
         settled = [view for view in plans if view.attempt and len(view.held) == 2]
         assert len(settled) == 1
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("tier", [Tier.IMAGE, Tier.STAGED])
+async def test_a_copy_whose_source_is_lost_is_planned_once(
+    tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure or an operator may take files out of the memory tier of a replicator that runs on."""
+    lost = ShardKey(1, 90, 0)
+    tries: list[ShardKey] = []
+    real = Mover._copy
+
+    async def copy(mover: Mover, job: Job, key: ShardKey) -> None:
+        tries.append(key)
+        assert len(tries) < 5, "it is tried again and again"
+        await real(mover, job, key)
+
+    monkeypatch.setattr(Mover, "_copy", copy)
+    async with moving(tmp_path) as (engine, mover), anyio.create_task_group() as tasks:
+        await configure(engine)
+        job = engine.jobs[JOB]
+        with saved(tmp_path / "elsewhere", lost.step, 1 << 12) as shard:
+            job.held[Held(tier, lost)] = shard.manifest
+        tasks.start_soon(mover.run)
+        await wait_until_async(lambda: Held(tier, lost) not in job.held, description="the loss is noticed")
+        await mover.idle(JOB)
+        assert tries == [lost]
+        assert lost not in {record.key for record in job.inventory().shards}
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_copy_whose_source_stays_locked_is_tried_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may have been stopped for good."""
+    pauses: list[float] = []
+    held = Held(Tier.DISK, ShardKey(1, 60, 0))
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    def locked(tier: FileTier, job: str, key: ShardKey) -> OpenShard:
+        raise Conflict("being written")
+
+    async with moving(tmp_path) as (engine, mover):
+        await configure(engine)
+        job = engine.jobs[JOB]
+        monkeypatch.setattr(FileTier, "open", locked)
+        monkeypatch.setattr(anyio, "sleep", sleep)
+        step = CopyToDisk(held.key, "a test")
+        for _ in range(12):
+            (lane,) = mover._schedule.begin(JOB, [step])
+            await mover._carry_out(job, [step], lane)
+        assert held in job.held, "a lock is no loss"
+    assert pauses[0] == module.LOST_RACE_PAUSE_S
+    assert sum(pauses) > 12
+    assert max(pauses) <= PAUSE_MAX_S

@@ -338,10 +338,10 @@ class Invariants:
         self.complete.setdefault((attempt, step), set()).add(rank)
         self.meshes[attempt, step] = mesh
 
-    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None:
-        """At the step of a save that the ranks agree on, all of them act, or none."""
+    def all_or_none(self, what: str, acting: Sequence[str], others: Sequence[str]) -> None:
+        """At a step that is due, or that the ranks agree to save, all of them act, or none."""
         if acting and others:
-            raise Violation(f"step {step} is saved as agreed on {', '.join(acting)}, and not on {', '.join(others)}")
+            raise Violation(f"{what} on {', '.join(acting)}, and not on {', '.join(others)}")
 
     def _one_whole_step(self, order: Prepare) -> None:
         """Every rank gets its complete state, all of it from the selected checkpoint."""

@@ -75,7 +75,7 @@ class _Steps:
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
         """Does nothing."""
 
-    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None:
+    def all_or_none(self, what: str, acting: Sequence[str], others: Sequence[str]) -> None:
         """Does nothing."""
 
 

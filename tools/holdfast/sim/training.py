@@ -25,7 +25,7 @@ class Observer(Protocol):
 
     def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None: ...
     def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None: ...
-    def all_or_none(self, step: int, acting: Sequence[str], others: Sequence[str]) -> None: ...
+    def all_or_none(self, what: str, acting: Sequence[str], others: Sequence[str]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -49,6 +49,12 @@ class Training:
     _runs: dict[str, Run] = field(default_factory=dict)  # node → the run that its ranks take part in
     _parts: dict[Run, dict[str, Agent]] = field(default_factory=dict)  # run → the nodes whose ranks take part
     _whole: set[Run] = field(default_factory=set)  # runs in which all ranks take part
+    _alone: set[Run] = field(default_factory=set)  # runs in which ranks went on without the result of a proposal
+
+    @property
+    def decided_alone(self) -> int:
+        """Number of runs in which ranks went on without the result of a proposal."""
+        return len(self._alone)
 
     def changed(self, agent: Agent) -> None:
         """Handle a change of the workers on a node. Work depends on the node, not on the number of nodes."""
@@ -138,10 +144,15 @@ class Training:
         if not is_decided and self.world.now < ended_at + AGREEMENT_WAIT_S:
             self.world.after(AGAIN_S / 10, lambda: self._save(run, step, ended_at))
             return
-        if is_decided:  # otherwise the result is lost, or late
-            acting = [agent.name for agent, workers in parts if step in workers.agreed]
-            self.invariants.all_or_none(step, acting, [agent.name for agent in members if agent.name not in acting])
         saving = [agent for agent, workers in parts if workers.due(step)]
+        if is_decided:
+            self._all_or_none(
+                members, [agent for agent, workers in parts if step in workers.agreed], step, " as agreed"
+            )
+        else:  # the result is lost, or late
+            self._alone.add(run)
+        if run not in self._alone and all(agent.is_of_this_version for agent in members):
+            self._all_or_none(members, saving, step)
         for agent in saving:
             self.world.soon(0.0, 0.1, self._saving(agent, run, step))
         ended = Finished(step, ended_at - self._pace_s(step), ended_at, STALL_S if saving else 0.0)
@@ -151,6 +162,11 @@ class Training:
             self._end(members)
             return
         self.world.after(self._pace_s(step + 1), lambda: self._tick(run))
+
+    def _all_or_none(self, members: list[Agent], acting: list[Agent], step: int, how: str = "") -> None:
+        names = [agent.name for agent in acting]
+        others = [agent.name for agent in members if agent.name not in names]
+        self.invariants.all_or_none(f"step {step} is saved{how}", names, others)
 
     def _pace_s(self, step: int) -> float:
         return self.step_s if self.pace is None else self.pace(step)

@@ -189,6 +189,10 @@ def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
     )
     mine = (step.id for step in archive.steps if step.complete and is_abandoned(view, step.id))
     spared = set(sorted(mine, reverse=True)[: max(archive.keep, 1)])
+    # As on the disks, later steps replace only one that every node has, which may be restored: the others may be of a corrupt
+    # state.
+    common = view.common or view.restored
+    spared.update(next(([step] for step in complete if common is not None and step <= common), complete[-1:]))
     found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps if step.id not in spared)
     return [Discard(step.id, reason) for step, reason in found if reason]
 

@@ -347,8 +347,7 @@ class Engine:
                 if held.tier is Tier.IMAGE:
                     now = seen.get(held.key)
                     if now is None or now.header.stamp.created_at != manifest.created_at:
-                        job.drop(held)
-                        self._log_if_lost(job, held)
+                        self.vanished(job, held)
             new = [each for key, each in seen.items() if Held(Tier.IMAGE, key) not in job.held]
             job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
@@ -366,10 +365,12 @@ class Engine:
             if job.held != before:
                 self.notify()
 
-    def _log_if_lost(self, job: Job, held: Held) -> None:
-        """Log the loss of an earlier run's checkpoint that was only in memory, because the disk failed, and has been
-        overwritten."""
-        if not is_kept(view := job.view(), id_of(held.key)):
+    def vanished(self, job: Job, held: Held) -> None:
+        """Remove a shard that its tier no longer has from the inventory. Log the loss of an earlier run's checkpoint that was
+        only in memory, because the disk failed, and has been overwritten."""
+        job.drop(held)
+        self.notify()
+        if held.tier is not Tier.IMAGE or not is_kept(view := job.view(), id_of(held.key)):
             return
         others = [id_of(each.key) for each in job.held if each.key.rank == held.key.rank]
         if not any(other >= id_of(held.key) and is_kept(view, other) for other in others):

@@ -54,7 +54,7 @@ PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
 CONFIRM_S = 0.5  # between two questions whether a copy is on the peer's disk; a newer save is pushed sooner
 ASK_S = 0.05  # between a copy and the first question whether it is on the peer's disk: before, it is not, even if it is small
 GATHER_S = 0.01  # changes within this time after a plan are one plan
-LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
+LOST_RACE_PAUSE_S = 0.005  # after the first failure of a step
 
 
 class _LostRace(NotFound):
@@ -80,6 +80,7 @@ class Mover:
         self._store_sync = store_sync
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._schedule = Schedule()
+        self._lost_race: dict[Lane, Step] = {}  # the last step of each lane whose source no longer existed
         self._planned: dict[
             str, tuple[View, Sequence[Step]]
         ] = {}  # the last plan of each job, and what it was made from
@@ -118,7 +119,8 @@ class Mover:
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.
             self._log_failure(job, step, error)
-            await anyio.sleep(LOST_RACE_PAUSE_S)
+            again, self._lost_race[lane] = self._lost_race.get(lane) == step, step
+            await anyio.sleep(self._schedule.pause_s(lane) if again else LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
             pause_s = self._schedule.pause_s(lane)
@@ -132,6 +134,7 @@ class Mover:
                 job.disk_full = job.disk_fails = False  # try again
         else:
             self._schedule.succeeded(lane)
+            self._lost_race.pop(lane, None)
             if isinstance(step, Push) and job.pushed.get((step.key.rank, step.peer)) != step.key:
                 with anyio.move_on_after(ASK_S):
                     await job.turned.wait()
@@ -277,7 +280,8 @@ class Mover:
             _log_completed(job, step)
 
     async def _open(self, job: Job, key: ShardKey, tiers: tuple[Tier, ...]) -> tuple[Held, OpenShard]:
-        """Open the shard in the first of these tiers that has it. Raises _LostRace with the reasons."""
+        """Open the shard in the first of these tiers that has it. A tier that no longer has it loses it in the inventory, too.
+        Raises _LostRace with the reasons."""
         reasons: list[str] = []
         for held in (Held(tier, key) for tier in tiers):
             if held not in job.held:
@@ -290,6 +294,8 @@ class Mover:
                 await self._engine.quarantine(job, held, str(error))
                 reasons.append(str(error))
             except (HoldfastError, OSError) as error:
+                if isinstance(error, NotFound):  # otherwise, the plan would name it again
+                    self._engine.vanished(job, held)
                 reasons.append(str(error))
         raise _LostRace("; ".join(reasons) or f"this node no longer has {label(key)}")
 

@@ -253,12 +253,9 @@ def _passed_on(view: View, rank: int, at: CheckpointId, whole: list[CheckpointId
 def _others_may_need(view: View, at: CheckpointId, newer: int, oldest: CheckpointId) -> bool:
     """Whether this is or may become the newest step that all nodes have. `newer`: number of newer steps that are complete on
     this node; `oldest`: the oldest of the complete ones."""
-    saved_by_all = view.saved_by_all
-    if saved_by_all is not None and is_abandoned(view, saved_by_all):
-        saved_by_all = None
-    if saved_by_all is not None and at < saved_by_all:
+    if view.common is not None and at < view.common:
         return False
-    if at in (saved_by_all or view.restored or oldest, view.restored):
+    if at in (view.common or view.restored or oldest, view.restored):
         return True
     return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
 

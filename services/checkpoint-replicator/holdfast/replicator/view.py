@@ -173,6 +173,11 @@ class View:
         return {}
 
     @property
+    def common(self) -> CheckpointId | None:
+        """The newest checkpoint on the lineage that every node is known to have. Not of a state that is known to be corrupt."""
+        return None if self.saved_by_all is None or is_abandoned(self, self.saved_by_all) else self.saved_by_all
+
+    @property
     def disk_takes_nothing(self) -> bool:
         return self.disk_full or self.disk_fails
 

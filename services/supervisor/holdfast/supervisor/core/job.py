@@ -86,6 +86,12 @@ class OnDemandSave:
     reason: str = ""  # of that, for the script
     votes_missing: int = 0  # nodes whose ranks have not agreed to it yet; 0 = agreed, or ordered without an agreement
     proposals: int = 1  # this one included; the earlier ones are void
+    interval_steps: int = 0  # the interval of the steps after it; 0 = unchanged
+    changing: bool = False  # all have agreed, and `votes_missing` nodes have not confirmed the interval yet
+
+    @property
+    def of_interval_only(self) -> bool:
+        return self.interval_steps > 0 and not (self.to_object_store or self.leaving)
 
 
 @dataclass(frozen=True, slots=True)

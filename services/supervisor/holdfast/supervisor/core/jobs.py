@@ -263,6 +263,9 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         turn.update(job.name, suspends=False, reason=event.reason)  # it was to be suspended; now it is stopped
         turn.explain(job.name, event.reason)
         return
+    if job is not None and isinstance(job.doing, Saving) and not event.save:
+        _stop_unsaved(turn, job.name, job.doing, event.reason)
+        return
     if job is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
         return
@@ -274,7 +277,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
-        turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)
+        ordered_saves.limit_wait(turn, job, at_step)
         return
     if event.save and can_save:
         turn.note(job.name, "stops without a last save: a rank of the job has ended")

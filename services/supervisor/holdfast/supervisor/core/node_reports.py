@@ -25,6 +25,7 @@ from holdfast.domain.orders import (
     ResetGpu,
     RestartAgent,
     SaveStage,
+    SetInterval,
     Stop,
     Tested,
     WorkersChanged,
@@ -186,6 +187,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             turn.note(node, f"could not prepare a worker template for {send.order.job}: {done.reason}")
         case CheckpointNow(stage=SaveStage.PROPOSED.value):
             ordered_saves.on_answer(turn, send, done)
+        case SetInterval():
+            ordered_saves.on_interval(turn, send)
         case CheckpointNow() if not done.ok:
             turn.note(
                 node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"

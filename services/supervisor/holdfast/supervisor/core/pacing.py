@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import CheckpointSpec
-from holdfast.domain.orders import SetInterval
-from holdfast.supervisor.core import progress
+from holdfast.supervisor.core import ordered_saves
 from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.core.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Running, Starting
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import StepsCompleted
-
-_AHEAD_S = 3.0  # announced this long before it applies: reports lag, and an order may have to be sent again
-_AHEAD_STEPS = 4
 
 
 def resolved(turn: Turn, name: str) -> CheckpointSpec:
@@ -80,7 +74,7 @@ def decided(turn: Turn, name: str, action: Action) -> None:
     if action.interval_steps:
         reason = f"every {action.interval_steps} steps, as the policy decided: {action.reason}"
         choice = evolve(choice, steps=action.interval_steps, reason=reason, decided=True)
-    turn.put_checkpoints(name, interval=choice)
+    job = turn.put_checkpoints(name, interval=choice)
     if before is not None and isinstance(job.doing, Running | Starting) and choice.steps != before.steps:
         _announce(turn, job, choice, before)
 
@@ -100,19 +94,12 @@ def _review(turn: Turn, job: Job, before: Interval) -> None:
         reason = f"every {before.steps} steps, which is close enough to the best: {choice.reason}"
         turn.put_checkpoints(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
         return
-    turn.put_checkpoints(job.name, interval=choice)
+    job = turn.put_checkpoints(job.name, interval=choice)
     _announce(turn, job, choice, before)
 
 
 def _announce(turn: Turn, job: Job, choice: Interval, before: Interval) -> None:
-    """Order every node to use the interval from a step on that no rank has reached."""
-    generation = job.generation
-    assert generation is not None
-    ahead_s, step_s = max(_AHEAD_S, progress.lag_s(turn, job)), job.progress.step_s
-    ahead = _AHEAD_STEPS + (math.ceil(ahead_s / step_s) if step_s > 0 else before.steps)
-    from_step = job.progress.newest_step + ahead
-    for node in generation.nodes:
-        turn.send(node, SetInterval(job.name, generation.number, from_step, choice.steps))
+    from_step = ordered_saves.change_interval(turn, job, before.steps)
     turn.note(
         job.name,
         f"checkpoints from step {from_step} on {choice.reason}; it was every {before.steps} steps",

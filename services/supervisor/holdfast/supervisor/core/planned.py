@@ -156,8 +156,8 @@ def give_up(turn: Turn, name: str, outcome: str) -> None:
 def withdraw(turn: Turn, name: str) -> None:
     """Withdraw the planned change before it begins."""
     turn.cancel_timer(SaveTimeout(name))
-    if turn.jobs[name].planned is not None:
-        _put(turn, name, None)
+    if (change := turn.jobs[name].planned) is not None:
+        ordered_saves.drop_leaving(turn, _put(turn, name, None), change.at_step)
 
 
 def drop(turn: Turn, name: str, outcome: str) -> None:

@@ -62,7 +62,10 @@ class Config:
     policy_s: float = 5.0  # the default policy decides if the job's policy has not answered within this time
     merge_s: float = 1.0  # a node fault within this time of a worker fault is the root failure
     degraded_start_s: float = 60.0  # a new job waits this long for its full mesh, then starts with fewer replicas
-    save_s: float = 10.0  # a planned change waits this long for the checkpoint that it asked for
+    # A planned change or a stop waits for the checkpoint that it has asked for as long as its steps should take, and this long
+    # for the save: callbacks of the script have 5 s (`run.on_leaving`), and a memory image may be read for 5 s.
+    save_s: float = 10.0
+    stop_save_s_max: float = 300.0  # an operator's stop waits for its checkpoint for at most this long
     save_tries_max: int = 3
     planned_pause_s: float = 30.0  # pause after a planned change that did not happen, before the next try
     blind_progress_s: float = 300.0  # a script that reports no steps counts as progressing after running this long
