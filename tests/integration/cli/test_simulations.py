@@ -1,8 +1,11 @@
-"""`holdfast simulate` with several processes ends when one of them is ended from outside, and says so."""
+"""`holdfast simulate` with several processes: it ends when one of them is ended from outside, and leaves none behind."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,10 +22,9 @@ def in_a_task(process: psutil.Process) -> bool:
     return bool(times.user + times.system > 1.0)
 
 
-# By SIGKILL as by the kernel when the memory is full: the pool ends the others by SIGTERM.
-@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_the_end_of_one_process_ends_the_command_with_an_error(tmp_path: Path, ended_by: signal.Signals) -> None:
-    shell = Shell(tmp_path)
+@contextmanager
+def simulation(shell: Shell) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """The command, and the processes in which it simulates."""
     with shell.start("simulate", "--all-worlds", "--seeds", str(SEEDS), "--jobs", "2") as command:
         processes: list[psutil.Process] = []
 
@@ -31,9 +33,21 @@ def test_the_end_of_one_process_ends_the_command_with_an_error(tmp_path: Path, e
             return len(processes) == 2 and all(map(in_a_task, processes))
 
         wait_until(both_compute, description="both processes to simulate")
+        yield command, processes
+    shell.assert_nothing_runs()
+
+
+# By SIGKILL as by the kernel when the memory is full: the pool ends the others by SIGTERM.
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_the_end_of_one_process_ends_the_command_with_an_error(tmp_path: Path, ended_by: signal.Signals) -> None:
+    with simulation(Shell(tmp_path)) as (command, processes):
         processes[0].send_signal(ended_by)
         _, err = command.communicate(timeout=60)
     assert command.returncode == 2, err
     assert "a process of the simulation was ended from outside" in err
     assert "Traceback" not in err, err
-    shell.assert_nothing_runs()
+
+
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    with simulation(Shell(tmp_path)) as (command, _):
+        command.kill()

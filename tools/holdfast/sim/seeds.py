@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.scenario import simulate
 from holdfast.sim.world import Violation
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TOGETHER = 10  # seeds per task of a process; a task takes some seconds
 
 
@@ -87,6 +89,8 @@ def _prepare_process() -> None:
     # The pool ends its processes by SIGTERM when it has lost one of them, and waits for them.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    # Each process of the pool holds both ends of the pipe from which it reads tasks, and does not notice the command's end.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _simulate_all(seeds: Sequence[int], trace: bool) -> list[Outcome]:
