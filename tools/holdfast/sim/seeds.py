@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
+from holdfast.domain.errors import HoldfastError
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.sim.scenario import simulate
 from holdfast.sim.world import Violation
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TOGETHER = 10  # seeds per task of a process; a task takes some seconds
 
 
@@ -60,14 +65,32 @@ def _outcomes(seeds: Sequence[int], jobs: int, trace: bool) -> Iterator[Outcome]
             yield _simulate(seed, trace)
         return
     parts = [seeds[first : first + _TOGETHER] for first in range(0, len(seeds), _TOGETHER)]
-    pool = ProcessPoolExecutor(jobs, initializer=collect_seldom)  # a seed's objects are freed without collections
+    pool = ProcessPoolExecutor(jobs, initializer=_prepare_process)
+    # Not `pool.map`: it cancels the remaining tasks while a pool that has lost a process ends the others, which then fails.
+    tasks = deque(pool.submit(_simulate_all, part, trace) for part in parts)
     try:
-        for outcomes in pool.map(_simulate_all, parts, [trace] * len(parts)):
-            yield from outcomes
+        while tasks:
+            yield from tasks.popleft().result()
+    except BrokenProcessPool as broken:
+        pool.shutdown()
+        raise HoldfastError(
+            "a process of the simulation was ended from outside, perhaps because the machine had no memory left; "
+            "with fewer --jobs the simulation takes less memory"
+        ) from broken
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the remaining tasks
         raise
     pool.shutdown()  # otherwise its threads would write to pipes that are closed when this process ends
+
+
+def _prepare_process() -> None:
+    collect_seldom()  # a seed's objects are freed without collections
+    # The command's handlers raise an exception, which the pool would take for the result of a task: the process would run on.
+    # The pool ends its processes by SIGTERM when it has lost one of them, and waits for them.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    # Each process of the pool holds both ends of the pipe from which it reads tasks, and does not notice the command's end.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _simulate_all(seeds: Sequence[int], trace: bool) -> list[Outcome]:
