@@ -160,6 +160,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
+        guarded(tasks, "events for readers", backend.events.run)
         guarded(tasks, "room", lambda: log_memory.watch(event_log))
         if oidc is not None:
             guarded(tasks, "keys of the OIDC issuer", oidc.keys.keep)

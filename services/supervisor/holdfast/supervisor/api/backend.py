@@ -29,6 +29,7 @@ from holdfast.supervisor.agents.rank_measuring import RankMeasuring
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.audit_store import AuditStore
+from holdfast.supervisor.api.event_tail import EventTail
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.enrolment import Enrolment
@@ -104,6 +105,7 @@ class Backend:
         self.audit = audit
         self.identity = identity
         self.log = log
+        self.events = EventTail(log)
         self.history = history
         self.progress = progress
         self.accounts = Accounts(history, now)

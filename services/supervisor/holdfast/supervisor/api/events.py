@@ -20,8 +20,6 @@ from holdfast.supervisor.published import PolicyAsked
 
 router = guarded("/v1", tags=["events"])
 
-WAIT_S = 5.0
-BATCH_MAX = 100
 _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}", re.ASCII)
 
 
@@ -43,7 +41,7 @@ async def events(
     The stream ends when its token is no longer valid."""
     while may_go_on():
         try:
-            batch = await backend.log.read(EVENTS, after=position, count=BATCH_MAX, block_s=WAIT_S)
+            batch = await backend.events.after(position)
         except Unavailable:
             return  # the reader comes again with the last id that it has seen, and finds out how things are
         for delivery in batch:

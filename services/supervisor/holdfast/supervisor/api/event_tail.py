@@ -1,0 +1,84 @@
+"""The newest events in memory: one reader of the event log for all readers of `/v1/events`. A reader of its own for each would
+hold a connection to Redis each, and leave the leader none to renew its lease with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
+
+import anyio
+
+from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.log.names import EVENTS
+from holdfast.log.protocol import Delivery, EventLog
+from holdfast.runtime.backoff import Backoff
+
+WAIT_S = 5.0
+BATCH_MAX = 100
+KEPT_MAX = 1000
+LATE_READS_MAX = 8  # reads at a time for readers of what is no longer kept
+
+
+class EventTail:
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._kept: deque[Delivery] = deque()
+        self._since = ""  # position after which every event is kept; empty = not known
+        self._trouble = ""  # why the log cannot be read
+        self._changed = anyio.Event()
+        self._late = anyio.CapacityLimiter(LATE_READS_MAX)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        backoff = Backoff(max_s=1.0)
+        while True:
+            try:
+                await self._read()
+            except HoldfastError as error:
+                self._trouble, self._since = str(error), ""
+                self._kept.clear()
+                self._wake()
+                await backoff.sleep()
+            else:
+                backoff.reset()
+
+    async def after(self, position: str) -> Sequence[Delivery]:
+        """Return the next events after a position, after `WAIT_S` none. Raises `Unavailable` while the log cannot be read."""
+        with anyio.move_on_after(WAIT_S):
+            while True:
+                changed = self._changed
+                if self._trouble:
+                    raise Unavailable(self._trouble)
+                if found := await self._found(position):
+                    return found
+                await changed.wait()
+        return ()
+
+    async def _found(self, position: str) -> Sequence[Delivery]:
+        if self._since and _order(position) >= _order(self._since):
+            newer = takewhile(lambda each: _order(each.position) > _order(position), reversed(self._kept))
+            return list(newer)[: -BATCH_MAX - 1 : -1]
+        async with self._late:
+            return await self._log.read(EVENTS, after=position, count=BATCH_MAX)
+
+    async def _read(self) -> None:
+        if not self._since:
+            self._since = await self._log.last_position(EVENTS)
+        end = self._kept[-1].position if self._kept else self._since
+        batch = await self._log.read(EVENTS, after=end, block_s=WAIT_S)
+        self._kept.extend(batch)
+        while len(self._kept) > KEPT_MAX:
+            self._since = self._kept.popleft().position
+        if batch or self._trouble:
+            self._trouble = ""
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _order(position: str) -> tuple[int, int]:
+    milliseconds, _, number = position.partition("-")
+    return int(milliseconds), int(number or 0)

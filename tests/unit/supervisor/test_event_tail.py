@@ -1,0 +1,97 @@
+"""Many readers of the events share one reader of the log, and each gets every event once, in order."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from eventlogs import entries, names
+from waiting import VIRTUAL_TIME
+
+from holdfast.domain.errors import Unavailable
+from holdfast.log.memory import MemoryLog
+from holdfast.log.names import EVENTS
+from holdfast.log.protocol import Delivery
+from holdfast.supervisor.api.event_tail import BATCH_MAX, KEPT_MAX, LATE_READS_MAX, WAIT_S, EventTail
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
+
+
+class WatchedLog(MemoryLog):
+    """Counts the reads that are under way; refuses them while `away`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.reading = self.reading_max = 0
+
+    async def read(
+        self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
+    ) -> list[Delivery]:
+        self.reading += 1
+        self.reading_max = max(self.reading, self.reading_max)
+        try:
+            await anyio.sleep(0.001)
+            found = await super().read(stream, after=after, count=count, block_s=block_s)
+            if self.away:
+                raise Unavailable("Redis is away")
+            return found
+        finally:
+            self.reading -= 1
+
+
+async def read(tail: EventTail, position: str, count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        batch = await tail.after(position)
+        assert len(batch) <= BATCH_MAX
+        found += names(list(batch))
+        position = batch[-1].position if batch else position
+    return found
+
+
+async def test_readers_from_everywhere_get_each_event_once_and_in_order() -> None:
+    log = WatchedLog()
+    wanted = [each.id for each in entries(3 * KEPT_MAX)]
+    positions = ["0", *await log.append(EVENTS, *entries(KEPT_MAX))]
+    answers: dict[int, list[str]] = {}
+    tail = EventTail(log)
+    async with anyio.create_task_group() as tasks:
+
+        async def reader(index: int) -> None:
+            answers[index] = await read(tail, positions[index], len(wanted) - index)
+
+        for index in range(0, len(positions), 3):
+            tasks.start_soon(reader, index)
+        tasks.start_soon(tail.run)
+        for begin in range(KEPT_MAX, len(wanted), 300):
+            await anyio.sleep(0.01)
+            await log.append(EVENTS, *entries(3 * KEPT_MAX)[begin : begin + 300])
+        while len(answers) < len(range(0, len(positions), 3)):
+            await anyio.sleep(0.1)
+        tasks.cancel_scope.cancel()
+    assert all(found == wanted[index:] for index, found in answers.items())
+    assert log.reading_max <= LATE_READS_MAX + 1
+
+
+async def test_nothing_for_a_while_is_no_event_and_an_outage_is_told_and_loses_none() -> None:
+    log = WatchedLog()
+    tail = EventTail(log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tail.run)
+        began = anyio.current_time()
+        assert await tail.after("0") == ()
+        assert anyio.current_time() - began == pytest.approx(WAIT_S)
+        log.away = True
+        with pytest.raises(Unavailable, match="Redis is away"):
+            while True:
+                await tail.after("0")
+        await log.append(EVENTS, *entries(2))
+        log.away = False
+        with anyio.fail_after(60):
+            while True:
+                try:
+                    assert await read(tail, "0", 2) == [each.id for each in entries(2)]
+                    break
+                except Unavailable:
+                    await anyio.sleep(0.1)
+        tasks.cancel_scope.cancel()
