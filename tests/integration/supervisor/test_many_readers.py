@@ -1,4 +1,5 @@
-"""More readers of the events than Redis may have connections: the leader leads on, and each reader gets what happens."""
+"""More readers of the events than a supervisor may have connections, to Redis and to the leader: all that is asked meanwhile is
+answered, and each reader gets what happens."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ pytestmark = pytest.mark.anyio
 READERS = CONNECTIONS_MAX + 30  # from now on, and from the first event on
 
 
-async def test_readers_do_not_take_the_lead_away(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["leader", "standby"])
+async def test_readers_do_not_take_connections_away(redis_url: str, tmp_path: Path, asked: str) -> None:
     open_streams, told = list[int](), list[int]()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
-        leader = await start_supervisor(tasks, tmp_path, redis_log(redis_url))
-
-        async with leader.client(limits=limits) as client:
+        read = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a")
+        if asked == "standby":
+            read = await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), name="b")
+        async with read.client(limits=limits) as client:
 
             async def reader(number: int) -> None:
                 headers = {"Last-Event-ID": "0"} if number % 2 else {}
@@ -42,6 +45,6 @@ async def test_readers_do_not_take_the_lead_away(redis_url: str, tmp_path: Path)
                 tasks.start_soon(reader, number)
             await wait_until_async(lambda: len(open_streams) == READERS, description="every stream", timeout_s=60)
             assert (await redis.info("clients"))["blocked_clients"] < 10
-            await leader.post("/v1/jobs", job_body(name="awaited"))
+            await read.post("/v1/jobs", job_body(name="awaited"))
             await wait_until_async(lambda: len(told) == READERS, description="every reader to be told", timeout_s=60)
         tasks.cancel_scope.cancel()
