@@ -68,11 +68,10 @@ class Connection:
                 socket_connect_timeout=ANSWER_TIMEOUT_S,
                 max_connections=CONNECTIONS_MAX,
             )
-        except ValueError as error:
+            self.redis.connection_pool.make_connection()  # not opened; raises TypeError for an option that is not known
+        except (ValueError, TypeError) as error:
             shown = url.rsplit("@", 1)[-1]  # never the password
-            raise InvalidSpec(
-                "HOLDFAST_REDIS_URL", shown, "redis://host:port/db, rediss://… or unix:///path"
-            ) from error
+            raise InvalidSpec("HOLDFAST_REDIS_URL", shown, durability.URL_FORMS) from error
         self._turns = anyio.CapacityLimiter(CONNECTIONS_MAX)  # the pool raises an error where a command could wait
         at: dict[str, Any] = self.redis.connection_pool.connection_kwargs
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"

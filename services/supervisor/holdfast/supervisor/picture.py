@@ -55,7 +55,7 @@ class Picture:
     heard_s_ago: Callable[[str], float | None] | None = None
     steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
     telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
-    trouble: str = ""  # of a standby's: why nobody leads, if that is known
+    trouble: str = ""  # why no decisions are made, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:
         """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script

@@ -15,7 +15,6 @@ from fastapi import APIRouter
 
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
-from holdfast.log import durability
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
 from holdfast.supervisor.api.access import guarded
@@ -121,6 +120,4 @@ async def healthz(backend: Serving) -> models.Health:
     health = await readyz(backend)
     if trouble := backend.trouble():
         raise NotLeading(trouble)
-    if (await backend.log.usage()).full:  # a leader that has had nothing to write does not know it yet
-        raise NotLeading(f"the memory of Redis is full, so it rejects writes; {durability.ROOM_ADVICE}")
     return health
