@@ -21,7 +21,10 @@ SCRIPT = "ERR Error running script (call to f_970f): @user_script:18: @user_scri
         ("MISCONF Redis is configured to save RDB snapshots", "free space on its disk"),
         (f"{SCRIPT}READONLY You can't write against a read only replica.", "name the primary in HOLDFAST_REDIS_URL"),
         ("NOPERM this user has no permissions to run the 'xadd' command", "has the users of Redis"),
-        (f"ERR The user executing the script can't run this command or subcommand{OF_REDIS_7}", "has the users of Redis"),
+        (
+            f"ERR The user executing the script can't run this command or subcommand{OF_REDIS_7}",
+            "has the users of Redis",
+        ),
     ],
 )
 async def test_a_refusal_says_what_to_do(said: str, shown: str) -> None:

@@ -68,12 +68,13 @@ class Connection:
                 socket_connect_timeout=ANSWER_TIMEOUT_S,
                 max_connections=CONNECTIONS_MAX,
             )
-            self.redis.connection_pool.make_connection()  # not opened; raises TypeError for an option that is not known
+            pool: Any = self.redis.connection_pool
+            pool.make_connection()  # not opened; raises TypeError for an option that is not known
         except (ValueError, TypeError) as error:
             shown = url.rsplit("@", 1)[-1]  # never the password
             raise InvalidSpec("HOLDFAST_REDIS_URL", shown, durability.URL_FORMS) from error
         self._turns = anyio.CapacityLimiter(CONNECTIONS_MAX)  # the pool raises an error where a command could wait
-        at: dict[str, Any] = self.redis.connection_pool.connection_kwargs
+        at: dict[str, Any] = pool.connection_kwargs
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
 
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:

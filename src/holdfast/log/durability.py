@@ -31,7 +31,7 @@ class Risk:
 
 
 def require_data(server: Mapping[str, Any], address: str) -> None:
-    """Check INFO server. Raises `HoldfastError` for a Sentinel, which answers, and has neither data nor the commands for them."""
+    """Check INFO server. Raises `HoldfastError` for a Sentinel, which answers and has no data."""
     if server.get("redis_mode") == "sentinel":
         raise HoldfastError(
             f"{address} is a Redis Sentinel, which has no data; name the Redis that it watches, or an address that follows the "

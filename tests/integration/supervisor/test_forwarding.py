@@ -239,7 +239,9 @@ def test_a_second_supervisor_process_answers_as_the_first(tmp_path: Path) -> Non
                 with Client(url, token=settings["HOLDFAST_API_TOKEN"]) as client:
                     client.submit({"name": "far", "script": "/train.py"})
                     assert client.job("far")["phase"] == "pending"
-                    assert client.version()["leader"] is False
+                    version = client.version()
+                    assert version["leader"] is False
+                    assert (version["standby_api"], version["standby_version"]) == (url, version["version"])
                 with Client(stack.api_url) as client:
                     assert [job["name"] for job in client.jobs()] == ["far"]
             finally:

@@ -158,7 +158,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             alerts=alerts,
             audit=requests,
             agents=leader.agents,
-            standby_api=leader.standby_api,
+            standby=leader.standby,
             trouble=trouble,
             now=leader.now,
         )

@@ -3,9 +3,8 @@ hold a connection to Redis each, and leave the leader none to renew its lease wi
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import takewhile
 
 import anyio
 
@@ -23,7 +22,7 @@ LATE_READS_MAX = 8  # reads at a time for readers of what is no longer kept
 class EventTail:
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._kept: deque[Delivery] = deque()
+        self._kept: list[Delivery] = []
         self._since = ""  # position after which every event is kept; empty = not known
         self._trouble = ""  # why the log cannot be read
         self._changed = anyio.Event()
@@ -57,8 +56,8 @@ class EventTail:
 
     async def _found(self, position: str) -> Sequence[Delivery]:
         if self._since and _order(position) >= _order(self._since):
-            newer = takewhile(lambda each: _order(each.position) > _order(position), reversed(self._kept))
-            return list(newer)[: -BATCH_MAX - 1 : -1]
+            begin = bisect_right(self._kept, _order(position), key=lambda each: _order(each.position))
+            return self._kept[begin : begin + BATCH_MAX]
         async with self._late:
             return await self._log.read(EVENTS, after=position, count=BATCH_MAX)
 
@@ -68,8 +67,9 @@ class EventTail:
         end = self._kept[-1].position if self._kept else self._since
         batch = await self._log.read(EVENTS, after=end, block_s=WAIT_S)
         self._kept.extend(batch)
-        while len(self._kept) > KEPT_MAX:
-            self._since = self._kept.popleft().position
+        if excess := self._kept[:-KEPT_MAX]:
+            self._since = excess[-1].position
+            del self._kept[: len(excess)]
         if batch or self._trouble:
             self._trouble = ""
             self._wake()

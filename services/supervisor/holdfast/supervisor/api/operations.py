@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fastapi import APIRouter
 
@@ -20,7 +20,10 @@ from holdfast.supervisor.api import bodies, fleet_views, models
 from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Commands, Serving
 from holdfast.supervisor.api.problems import RESPONSES, NotLeading
+from holdfast.supervisor.picture import Standby
 from holdfast.supervisor.protocol import BreakerResetRequested
+
+T = TypeVar("T")
 
 router = guarded("/v1", tags=["operations"])
 health = APIRouter(tags=["health"], responses=RESPONSES)
@@ -76,6 +79,7 @@ async def get_kubernetes(backend: Serving) -> models.Kubernetes:
 async def version(backend: Serving) -> models.Version:
     picture = await backend.picture()
     leader = await backend.history.leader()
+    standby = await _if_known(backend.standby, Standby())
     return models.Version(
         version=backend.identity.version,
         protocol_version=PROTOCOL_VERSION,
@@ -83,17 +87,18 @@ async def version(backend: Serving) -> models.Version:
         leader=picture.leading,
         leader_api=leader.api if leader else "",
         trouble=backend.trouble(),
-        standby_api=await _if_known(backend.standby_api),
+        standby_api=standby.api,
+        standby_version=standby.version,
         epoch=picture.state.epoch,
-        event_log=await _if_known(backend.log.lifetime),
+        event_log=await _if_known(backend.log.lifetime, ""),
     )
 
 
-async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
+async def _if_known(ask: Callable[[], Awaitable[T]], otherwise: T) -> T:
     try:
         return await ask()
     except Unavailable:
-        return ""  # the rest is known without it
+        return otherwise  # the rest is known without it
 
 
 @health.head("/livez", include_in_schema=False)
