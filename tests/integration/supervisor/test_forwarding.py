@@ -151,6 +151,8 @@ async def test_the_leader_gets_the_request_as_it_came_and_the_client_the_answer(
 async def test_the_token_is_the_client_s_own(pair: Pair) -> None:
     async with pair.http(token="") as http:
         assert (await http.get("/v1/jobs")).status_code == 401
+        bytes_of_no_text = {b"Authorization": b"Bearer \xff\xfe"}
+        assert (await http.get("/v1/jobs", headers=bytes_of_no_text)).status_code == 401
     async with pair.http(token="wrong") as http:
         assert (await http.get("/v1/jobs")).status_code == 401
 

@@ -154,8 +154,9 @@ class ToLeader:
         base, query = httpx.URL(leader.api), request.scope["query_string"]
         path = base.raw_path.rstrip(b"/") + request.scope["raw_path"]  # as it came: an id may have an encoded slash
         target = base.copy_with(raw_path=path + (b"?" + query if query else b""))
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP | _CHECKED]
-        headers.append((FORWARDED_BY, own.supervisor))
+        left_out = _HOP | _CHECKED
+        headers = [each for each in request.headers.raw if each[0].decode("latin-1").lower() not in left_out]
+        headers.append((FORWARDED_BY.encode(), own.supervisor.encode()))
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             http = await own.connections.client()
