@@ -10,8 +10,9 @@ from waiting import VIRTUAL_TIME, wait_until_async
 from holdfast.domain.errors import Unavailable
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS
-from holdfast.log.protocol import Delivery
+from holdfast.log.protocol import Delivery, Entry
 from holdfast.supervisor.api.event_tail import BATCH_MAX, KEPT_MAX, LATE_READS_MAX, WAIT_S, EventTail
+from holdfast.supervisor.published import PolicyAsked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -63,13 +64,27 @@ async def test_readers_from_everywhere_get_each_event_once_and_in_order() -> Non
         for index in range(0, len(positions), 30):
             tasks.start_soon(reader, index)
         tasks.start_soon(tail.run)
-        for begin in range(KEPT_MAX, len(wanted), 300):
+        for begin in range(KEPT_MAX, len(wanted), KEPT_MAX // 3):
             await anyio.sleep(0.01)
-            await log.append(EVENTS, *entries(3 * KEPT_MAX)[begin : begin + 300])
+            await log.append(EVENTS, *entries(3 * KEPT_MAX)[begin : begin + KEPT_MAX // 3])
         await wait_until_async(lambda: len(answers) == len(range(0, len(positions), 30)), description="every reader")
         tasks.cancel_scope.cancel()
     assert all(found == wanted[index:] for index, found in answers.items())
     assert log.reading_max <= LATE_READS_MAX + 1
+
+
+async def test_questions_of_policies_are_not_kept() -> None:
+    log = MemoryLog()
+    tail = EventTail(log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tail.run)
+        await anyio.sleep(WAIT_S / 2)
+        asked = Entry(id="asked", type=PolicyAsked.__name__, data=b"x")
+        await log.append(EVENTS, asked, *entries(1), asked)
+        assert await read(tail, "0", 1) == [entries(1)[0].id]
+        assert await tail.after("0") == await tail.after("0")
+        assert len(await tail.after("0")) == 1
+        tasks.cancel_scope.cancel()
 
 
 async def test_nothing_for_a_while_is_no_event_and_an_outage_is_told_and_loses_none() -> None:

@@ -12,10 +12,11 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.log.names import EVENTS
 from holdfast.log.protocol import Delivery, EventLog
 from holdfast.runtime.backoff import Backoff
+from holdfast.supervisor.published import PolicyAsked
 
 WAIT_S = 5.0
 BATCH_MAX = 100
-KEPT_MAX = 1000
+KEPT_MAX = 300
 LATE_READS_MAX = 8  # reads at a time for readers of what is no longer kept
 
 
@@ -23,7 +24,8 @@ class EventTail:
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._kept: list[Delivery] = []
-        self._since = ""  # position after which every event is kept; empty = not known
+        self._since = ""  # position after which every event that readers get is kept; empty = not known
+        self._end = ""  # position up to which the log was read
         self._trouble = ""  # why the log cannot be read
         self._changed = anyio.Event()
         self._late = anyio.CapacityLimiter(LATE_READS_MAX)
@@ -63,10 +65,11 @@ class EventTail:
 
     async def _read(self) -> None:
         if not self._since:
-            self._since = await self._log.last_position(EVENTS)
-        end = self._kept[-1].position if self._kept else self._since
-        batch = await self._log.read(EVENTS, after=end, block_s=WAIT_S)
-        self._kept.extend(batch)
+            self._since = self._end = await self._log.last_position(EVENTS)
+        batch = await self._log.read(EVENTS, after=self._end, count=BATCH_MAX, block_s=WAIT_S)
+        if batch:
+            self._end = batch[-1].position
+        self._kept += [each for each in batch if is_sent(each)]
         if excess := self._kept[:-KEPT_MAX]:
             self._since = excess[-1].position
             del self._kept[: len(excess)]
@@ -77,6 +80,11 @@ class EventTail:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def is_sent(delivery: Delivery) -> bool:
+    """Whether readers get an event: not a policy's question, of a large job 100 KB, which `/v1/jobs/{name}/policy/questions` has."""
+    return delivery.entry.type != PolicyAsked.__name__
 
 
 def _order(position: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.log.names import EVENTS
 from holdfast.supervisor.api.access import Watching, guarded
 from holdfast.supervisor.api.backend import Serving
-from holdfast.supervisor.published import PolicyAsked
+from holdfast.supervisor.api.event_tail import is_sent
 
 router = guarded("/v1", tags=["events"])
 
@@ -46,6 +46,5 @@ async def events(
             return  # the reader comes again with the last id that it has seen, and finds out how things are
         for delivery in batch:
             position = delivery.position
-            if delivery.entry.type == PolicyAsked.__name__:
-                continue  # of a large job 100 KB; `/v1/jobs/{name}/policy/questions` has them
-            yield ServerSentEvent(id=position, event=delivery.entry.type, raw_data=delivery.entry.data.decode())
+            if is_sent(delivery):
+                yield ServerSentEvent(id=position, event=delivery.entry.type, raw_data=delivery.entry.data.decode())
