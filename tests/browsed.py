@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from anyio import to_thread
+from anyio import create_task_group, to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fleet import Fleet, job
 
@@ -300,7 +300,9 @@ async def _serving(
     )
     listener = bind("127.0.0.1:0")
     url = url_of(listener)
-    async with serving(build(backend), listener):
+    async with serving(build(backend), listener), create_task_group() as tasks:
+        tasks.start_soon(backend.events.run)
         yield url, log
+        tasks.cancel_scope.cancel()
     await policies.aclose()
     await history.aclose()

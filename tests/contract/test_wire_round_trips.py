@@ -18,7 +18,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardKey, ShardRecord, ShardSource, joined
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.nodes import RunningWorker, ServiceVersions
 from holdfast.domain.orders import (
     Hello,
     Inventory,
@@ -212,10 +212,15 @@ def test_saved_by_all(saved: CommonCheckpoint) -> None:
     steps=st.lists(value_of(StepReached), max_size=3).map(tuple),
     first=st.lists(value_of(RanksStepping), max_size=3).map(tuple),
     cut_s=st.sampled_from([0.0, 0.5, 86_400.0]),
+    versions=st.builds(ServiceVersions, st.text(max_size=9), st.text(max_size=9)),
 )
 @quick
-def test_beat(steps: tuple[StepReached, ...], first: tuple[RanksStepping, ...], cut_s: float) -> None:
-    raw = control.encode_beat(1.5, 7, steps, telemetry_cut_s=cut_s, first_steps=first).SerializeToString()
+def test_beat(
+    steps: tuple[StepReached, ...], first: tuple[RanksStepping, ...], cut_s: float, versions: ServiceVersions
+) -> None:
+    said = control.encode_beat(1.5, 7, steps, telemetry_cut_s=cut_s, first_steps=first, versions=versions)
+    raw = said.SerializeToString()
+    assert control.decode_versions(control_pb2.AgentMessage.FromString(raw).beat) == versions
     beat = control_pb2.AgentMessage.FromString(raw).beat
     assert (beat.at, beat.workers_version, control.decode_steps_reached(beat)) == (1.5, 7, steps)
     assert control.decode_telemetry_cut_s(beat) == cut_s

@@ -180,7 +180,9 @@ async def test_a_wrong_password_says_so(redis_url: str) -> None:
     await log.aclose()
 
 
-@pytest.mark.parametrize("url", ["http://somewhere", "me:secret@nowhere", "redis://host:notaport/0"])
+@pytest.mark.parametrize(
+    "url", ["http://somewhere", "me:secret@nowhere", "redis://host:notaport/0", "redis://:secret@h/0?foo=1"]
+)
 def test_a_malformed_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"HOLDFAST_REDIS_URL: .* expected redis://host:port/db") as caught:
         RedisLog(url, FLEET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from eventlogs import entry, names, redis_log
 from servers import RedisServer
 from waiting import wait_until
 
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.log.embedded import server_binary
 from holdfast.log.protocol import Commit
 from holdfast.log.redis import RedisLog
+from holdfast.supervisor.service import serve
+from holdfast.supervisor.settings import SupervisorSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -78,21 +81,37 @@ async def test_a_user_without_the_right_gets_an_error(own_server: RedisServer, l
     assert answers(own_server.url)
 
 
-@pytest.fixture
-def renamed(tmp_path: Path) -> Iterator[str]:
-    """A Redis that has no SHUTDOWN, on a Unix socket."""
-    socket = tmp_path / "redis.sock"
-    command = [str(server_binary()), "--port", "0", "--unixsocket", str(socket), "--dir", str(tmp_path), "--save", ""]
-    process = subprocess.Popen(
-        [*command, "--appendonly", "yes", "--rename-command", "SHUTDOWN", ""], stdout=subprocess.DEVNULL
-    )
+@contextmanager
+def started(directory: Path, *arguments: str) -> Iterator[str]:
+    """A Redis with these arguments, on a Unix socket."""
+    socket = directory / "redis.sock"
+    place = ["--port", "0", "--unixsocket", str(socket), "--dir", str(directory)]
+    process = subprocess.Popen([str(server_binary()), *arguments, *place], stdout=subprocess.DEVNULL)
     try:
         url = f"unix://{socket}"
-        wait_until(lambda: answers(url), description="a Redis without SHUTDOWN")
+        wait_until(lambda: answers(url), description="a Redis")
         yield url
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Iterator[str]:
+    """Has no SHUTDOWN."""
+    with started(tmp_path, "--save", "", "--appendonly", "yes", "--rename-command", "SHUTDOWN", "") as url:
+        yield url
+
+
+async def test_a_sentinel_is_no_log(tmp_path: Path) -> None:
+    """It answers PING, and has no data."""
+    (tmp_path / "sentinel.conf").write_text("")
+    with started(tmp_path, str(tmp_path / "sentinel.conf"), "--sentinel") as url:
+        settings = SupervisorSettings(redis_url=url, data_dir=tmp_path, diagnostics="127.0.0.1:1")
+        with pytest.raises(
+            HoldfastError, match="is a Redis Sentinel, which has no data; name the Redis that it watches"
+        ):
+            await serve(settings)
 
 
 async def test_a_server_without_the_command_says_so(renamed: str) -> None:

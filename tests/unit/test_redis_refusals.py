@@ -9,6 +9,8 @@ from holdfast.domain.errors import Unavailable
 from holdfast.log.connection import Connection
 
 pytestmark = pytest.mark.anyio
+# Redis 7 names the script behind its words.
+OF_REDIS_7 = " script: 970fbc7ac74d1bf1c4147279a005d4cd34cd8ed8, on @user_script:18."
 SCRIPT = "ERR Error running script (call to f_970f): @user_script:18: @user_script: 18: -"
 
 
@@ -19,6 +21,10 @@ SCRIPT = "ERR Error running script (call to f_970f): @user_script:18: @user_scri
         ("MISCONF Redis is configured to save RDB snapshots", "free space on its disk"),
         (f"{SCRIPT}READONLY You can't write against a read only replica.", "name the primary in HOLDFAST_REDIS_URL"),
         ("NOPERM this user has no permissions to run the 'xadd' command", "has the users of Redis"),
+        (
+            f"ERR The user executing the script can't run this command or subcommand{OF_REDIS_7}",
+            "has the users of Redis",
+        ),
     ],
 )
 async def test_a_refusal_says_what_to_do(said: str, shown: str) -> None:
@@ -35,8 +41,7 @@ async def test_a_refusal_says_what_to_do(said: str, shown: str) -> None:
     assert "user_script" not in found
 
 
-# Redis 7 names the script behind its words, and redis-py the command of a pipeline before them.
-OF_REDIS_7 = " script: 970fbc7ac74d1bf1c4147279a005d4cd34cd8ed8, on @user_script:18."
+# Redis-py names the command of a pipeline before Redis' words.
 IN_PIPELINE = (
     "Command # 1 (XADD holdfast:{main}:stream:inbox MAXLEN ~ 100000 * id 3f97/14 type...) of pipeline caused error: "
 )

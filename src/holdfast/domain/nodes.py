@@ -49,6 +49,14 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceVersions:
+    """Versions of the services that a node's agent talks to; empty = not known."""
+
+    diagnostics: str = ""
+    replicator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check of a pre-flight test."""
 

@@ -36,6 +36,7 @@ _REFUSALS = {
     "TRYAGAIN": "its cluster moves data: wait until it has",
     "NOREPLICAS": "it accepts writes only while replicas are connected: start them, or lower its min-replicas-to-write",
     "NOPERM": "its user lacks a right: docs/security.md has the users of Redis",
+    "The user executing the script can't": "its user lacks a right: docs/security.md has the users of Redis",  # Redis 7
 }
 _GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED: the stream of a blocked read was deleted
 
@@ -67,12 +68,13 @@ class Connection:
                 socket_connect_timeout=ANSWER_TIMEOUT_S,
                 max_connections=CONNECTIONS_MAX,
             )
-        except ValueError as error:
+            pool: Any = self.redis.connection_pool
+            pool.make_connection()  # not opened; raises TypeError for an option that is not known
+        except (ValueError, TypeError) as error:
             shown = url.rsplit("@", 1)[-1]  # never the password
-            raise InvalidSpec(
-                "HOLDFAST_REDIS_URL", shown, "redis://host:port/db, rediss://… or unix:///path"
-            ) from error
-        at: dict[str, Any] = self.redis.connection_pool.connection_kwargs
+            raise InvalidSpec("HOLDFAST_REDIS_URL", shown, durability.URL_FORMS) from error
+        self._turns = anyio.CapacityLimiter(CONNECTIONS_MAX)  # the pool raises an error where a command could wait
+        at: dict[str, Any] = pool.connection_kwargs
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
 
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
@@ -82,7 +84,8 @@ class Connection:
         while True:
             began_s = anyio.current_time()
             try:
-                return await self._try(attempt)
+                async with self._turns:
+                    return await self._try(attempt)
             except _Broken as error:
                 delay_s = next(remaining, None)
                 # The library reports a timeout within the handshake of a new connection as a broken connection.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.domain.errors import HoldfastError
 from holdfast.log.protocol import Usage
 
 ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one: turn AOF on)"
@@ -16,6 +17,8 @@ EVICTION_ADVICE = "set maxmemory-policy noeviction, in its configuration too"
 
 CREDENTIALS_ADVICE = "correct its user and password in HOLDFAST_REDIS_URL, and start the service again"
 
+URL_FORMS = "redis://host:port/db, rediss://… or unix:///path, with options that redis-py knows"
+
 CROWDED = 0.8  # fraction of maxmemory, as in the alert rule HoldfastEventLogFull
 
 
@@ -25,6 +28,15 @@ class Risk:
 
     found: str
     advice: str
+
+
+def require_data(server: Mapping[str, Any], address: str) -> None:
+    """Check INFO server. Raises `HoldfastError` for a Sentinel, which answers and has no data."""
+    if server.get("redis_mode") == "sentinel":
+        raise HoldfastError(
+            f"{address} is a Redis Sentinel, which has no data; name the Redis that it watches, or an address that follows the "
+            "failover, in HOLDFAST_REDIS_URL"
+        )
 
 
 def risks(persistence: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterator[Risk]:

@@ -26,6 +26,10 @@ class RedisServer:
         """Return the server's run id, which changes with each start."""
         return str((await self._info("server")).get("run_id", ""))
 
+    async def require_data(self) -> None:
+        """Raises `HoldfastError` for a server that holds no data, such as a Sentinel."""
+        durability.require_data(await self._info("server"), self._connection.address)
+
     async def persistence(self) -> Mapping[str, Any]:
         return await self._info("persistence")
 

@@ -238,20 +238,24 @@ class RaisedError(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., at: _Optional[float] = ..., type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("at", "workers_version", "steps", "started", "telemetry_cut_s", "first_steps")
+    __slots__ = ("at", "workers_version", "steps", "started", "telemetry_cut_s", "first_steps", "diagnostics_version", "replicator_version")
     AT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_CUT_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DIAGNOSTICS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLICATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     at: float
     workers_version: int
     steps: _containers.RepeatedCompositeFieldContainer[StepReached]
     started: _containers.RepeatedCompositeFieldContainer[RanksStarted]
     telemetry_cut_s: float
     first_steps: _containers.RepeatedCompositeFieldContainer[RanksStepping]
-    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ..., telemetry_cut_s: _Optional[float] = ..., first_steps: _Optional[_Iterable[_Union[RanksStepping, _Mapping]]] = ...) -> None: ...
+    diagnostics_version: str
+    replicator_version: str
+    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[RanksStarted, _Mapping]]] = ..., telemetry_cut_s: _Optional[float] = ..., first_steps: _Optional[_Iterable[_Union[RanksStepping, _Mapping]]] = ..., diagnostics_version: _Optional[str] = ..., replicator_version: _Optional[str] = ...) -> None: ...
 
 class FirstStepsRecorded(_message.Message):
     __slots__ = ("job", "generation")

@@ -124,10 +124,12 @@ class CollectiveRows(_message.Message):
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., group: _Optional[_Iterable[str]] = ..., members: _Optional[_Iterable[str]] = ..., kind: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[str]] = ..., peer: _Optional[_Iterable[int]] = ..., entered: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TickAck(_message.Message):
-    __slots__ = ("seq",)
+    __slots__ = ("seq", "version")
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     seq: int
-    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+    version: str
+    def __init__(self, seq: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
     __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission", "warning_settles_s")

@@ -13,7 +13,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.job import CheckpointSpec, EnvSource, LaunchSpec
 from holdfast.domain.names import is_job_name
-from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
+from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, ServiceVersions, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
     Announced,
     CheckLink,
@@ -220,6 +220,7 @@ _INVENTORY_IN_RUNS = Codec(
 )
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
+_VERSION_MAX = 100  # characters
 _CUT_S_MAX = 10 * 366 * 86_400.0  # for which telemetry may be cut: more is no duration
 
 
@@ -231,6 +232,7 @@ def encode_beat(
     *,
     telemetry_cut_s: float = 0.0,
     first_steps: Iterable[RanksStepping] = (),
+    versions: ServiceVersions = ServiceVersions(),
 ) -> pb.AgentMessage:
     """Return a heartbeat, which is neither numbered nor acknowledged."""
     beat = pb.Beat(
@@ -240,6 +242,8 @@ def encode_beat(
         started=[_STARTED.encode(each) for each in started],
         telemetry_cut_s=telemetry_cut_s,
         first_steps=[_REPORTS[RanksStepping].encode(each) for each in first_steps],
+        diagnostics_version=versions.diagnostics,
+        replicator_version=versions.replicator,
     )
     return pb.AgentMessage(beat=beat)
 
@@ -262,6 +266,10 @@ def decode_telemetry_cut_s(beat: pb.Beat) -> float:
     counts as 0."""
     cut_s = beat.telemetry_cut_s
     return cut_s if 0.0 < cut_s <= _CUT_S_MAX else 0.0
+
+
+def decode_versions(beat: pb.Beat) -> ServiceVersions:
+    return ServiceVersions(beat.diagnostics_version[:_VERSION_MAX], beat.replicator_version[:_VERSION_MAX])
 
 
 class Reported(NamedTuple):  # created in a third of the time of a frozen dataclass; an incident needs thousands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from waiting import wait_until
 from holdfast.cli import api_token
 from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
 
 pytestmark = pytest.mark.timeout(240)
@@ -171,6 +173,16 @@ def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(run: Run,
     wait_until(lambda: run.pid_of(part) != before, description=f"another {name}")
     run.goes_on()
     assert (run.worker(), run.job()["generation"]) == (worker, generation)
+
+
+def test_the_versions_of_all_services_are_shown(run: Run) -> None:
+    def shown() -> set[str]:
+        with run.client as client:
+            node = client.node("node-0")
+        return {node["version"], node["diagnostics_version"], node["replicator_version"]}
+
+    own = {importlib.metadata.version(DISTRIBUTION)}
+    wait_until(lambda: shown() == own, description="one version of all services", timeout_s=START_TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ async def test_the_leader_gets_the_request_as_it_came_and_the_client_the_answer(
 async def test_the_token_is_the_client_s_own(pair: Pair) -> None:
     async with pair.http(token="") as http:
         assert (await http.get("/v1/jobs")).status_code == 401
+        bytes_of_no_text = {b"Authorization": b"Bearer \xff\xfe"}
+        assert (await http.get("/v1/jobs", headers=bytes_of_no_text)).status_code == 401
     async with pair.http(token="wrong") as http:
         assert (await http.get("/v1/jobs")).status_code == 401
 
@@ -239,7 +241,9 @@ def test_a_second_supervisor_process_answers_as_the_first(tmp_path: Path) -> Non
                 with Client(url, token=settings["HOLDFAST_API_TOKEN"]) as client:
                     client.submit({"name": "far", "script": "/train.py"})
                     assert client.job("far")["phase"] == "pending"
-                    assert client.version()["leader"] is False
+                    version = client.version()
+                    assert version["leader"] is False
+                    assert (version["standby_api"], version["standby_version"]) == (url, version["version"])
                 with Client(stack.api_url) as client:
                     assert [job["name"] for job in client.jobs()] == ["far"]
             finally:

@@ -122,6 +122,8 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
 
             await wait_until_async(unhealthy, description="the health check to say so", timeout_s=30)
             assert "is full" in (await client.get("/healthz")).json()["detail"]
+            assert "is full" in (await supervisor.get("/v1/version"))["trouble"]
+            assert "is full" in (await supervisor.get("/v1/jobs/gpt"))["reason"]
             assert (await client.get("/readyz")).status_code == (await client.get("/livez")).status_code == 200
             await anyio.sleep(2 * QUICK.ttl_s)  # a lease can be renewed, and a new one cannot be taken
             assert [dict(agent.executed) for agent in agents] == before, "nothing was ordered"
@@ -130,7 +132,12 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             [incident] = await resolved(supervisor)
             assert incident["kind"] == "worker_crash"
             assert_prepared_once(agents)
-            assert (await client.get("/healthz")).status_code == 200
+
+            async def healthy() -> bool:
+                return (await client.get("/healthz")).status_code == 200
+
+            await wait_until_async(healthy, description="the health check to be content", timeout_s=30)
+            assert "is full" not in (await supervisor.get("/v1/jobs/gpt"))["reason"]
         tasks.cancel_scope.cancel()
     await log.aclose()
 

@@ -141,7 +141,7 @@ class FakePool:
 
 class FakeReplicator:
     copying = False
-    endpoint = "host:7"
+    endpoint, version = "host:7", ""
     inventories = ()
 
     def __init__(self, pool: FakePool) -> None:

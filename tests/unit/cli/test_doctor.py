@@ -26,16 +26,17 @@ def found(
     bridge: dict[str, Any] | None,
     url: str = URL,
     versions: Mapping[str, str] = MappingProxyType({}),
+    services: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str, str]]:
     """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it. `versions`: of agents, by node; those of
-    nodes named `gone-` are not connected."""
+    nodes named `gone-` are not connected. `services`: versions of what their agents talk to."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/version":
             return httpx.Response(200, json=VERSION)
         if request.url.path == "/v1/nodes":
             items = [
-                {"node": node, "version": version, "connected": not node.startswith("gone-")}
+                {"node": node, "version": version, "connected": not node.startswith("gone-"), **(services or {})}
                 for node, version in versions.items()
             ]
             return httpx.Response(200, json={"items": items, "next_cursor": None})
@@ -71,6 +72,23 @@ def test_agents_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("agents", "note", "version 0.0.9 on 5 nodes (old-0, old-1, old-2, …), the supervisor has 0.1.0"),
         ("agents", "note", "version 0.2.0 on 1 node (new-1), the supervisor has 0.1.0"),
     ]
+
+
+def test_services_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = {"diagnostics_version": "0.2.0", "replicator_version": "0.0.9"}
+    _, *notes = found(monkeypatch, None, versions={"n0": "0.1.0", "gone-1": "0.1.0"}, services=services)
+    assert notes == [
+        ("diagnostics", "note", "version 0.2.0 on 1 node (n0), the supervisor has 0.1.0"),
+        ("replicators", "note", "version 0.0.9 on 1 node (n0), the supervisor has 0.1.0"),
+    ]
+    assert len(found(monkeypatch, None, versions={"n0": "0.1.0"}, services=dict.fromkeys(services, ""))) == 1
+
+
+@pytest.mark.parametrize(("version", "level"), [("0.1.0", "ok"), ("0.0.9", "note")])
+def test_the_version_of_the_standby_is_shown(monkeypatch: pytest.MonkeyPatch, version: str, level: str) -> None:
+    monkeypatch.setitem(VERSION, "standby_api", "http://head-2:8470")
+    monkeypatch.setitem(VERSION, "standby_version", version)
+    assert found(monkeypatch, None)[1:] == [("standby", level, f"http://head-2:8470, version {version}")]
 
 
 def test_a_cluster_that_is_seen_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

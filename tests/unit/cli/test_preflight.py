@@ -132,7 +132,7 @@ def test_a_redis_that_does_not(taken: int) -> None:
         redis_version("redis://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:6379", "http://x", "redis//x"])
+@pytest.mark.parametrize("url", ["127.0.0.1:6379", "http://x", "redis//x", "redis://x/0?foo=1"])
 def test_what_is_no_redis_url(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"--redis-url: .* redis://host:port/db"):
         redis_version(url)
@@ -174,6 +174,12 @@ def test_a_redis_that_refuses_the_password_is_not_taken_for_absent(redis_url: st
 
 def test_a_redis_that_does_not_say_is_not_taken_for_safe() -> None:
     assert "does not show" in durability.risk({})
+
+
+def test_a_sentinel_is_no_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis.Redis.info", lambda *_: {"redis_version": "7.0.15", "redis_mode": "sentinel"})
+    with pytest.raises(HoldfastError, match=r"--redis-url: .* is a Redis Sentinel, .* name the Redis that it watches"):
+        redis_version(redis_url)
 
 
 def test_a_redis_that_is_too_old(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from fleet import Fleet, asked_to_end, job, running
 from benchmarks.core import running_job
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
+from holdfast.domain.nodes import ServiceVersions
 from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core.holddown import Probation
 from holdfast.supervisor.history import accounts
@@ -184,12 +185,21 @@ async def test_a_node_whose_telemetry_is_cut_is_shown_as_such_since_when(api: An
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "a fan is replaced"))
     now = time.time()
     cut_s = {"n0": 90.0, "n1": 5.0}
-    api.picture = Picture(fleet.state, leading=True, at=now, telemetry_cut_s=cut_s.get)
+    versions = {"n0": ServiceVersions("0.2.0", "0.0.9")}
+    api.picture = Picture(
+        fleet.state,
+        leading=True,
+        at=now,
+        telemetry_cut_s=cut_s.get,
+        versions_of=lambda name: versions.get(name, ServiceVersions()),
+    )
     n0, n1, n2 = (await get(api, "/v1/nodes"))["items"]
     assert [each["telemetry_cut_since"] for each in (n0, n1, n2)] == [pytest.approx(now - 90.0), now - 5.0, None]
     assert n0["reason"].startswith("no telemetry of it has reached diagnostics since ")
     assert n1["reason"].startswith("cordoned by an operator: a fan is replaced; no telemetry of it has reached")
     assert n2["reason"] == ""
+    shown = [(each["diagnostics_version"], each["replicator_version"]) for each in (n0, n1)]
+    assert shown == [("0.2.0", "0.0.9"), ("", "")]
     assert "no telemetry" in (await get(api, "/v1/fleet/nodes"))["reason"][0]
 
 

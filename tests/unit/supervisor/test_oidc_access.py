@@ -16,7 +16,7 @@ from supervising import job_body
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime import oidc
 from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
-from holdfast.supervisor.api import access, events, session
+from holdfast.supervisor.api import access, event_tail, session
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.settings import SupervisorSettings
 
@@ -172,7 +172,7 @@ async def test_an_event_stream_ends_with_its_token(
     tokens, of_ada = added((), "ada", ApiRole.VIEWER, time.time())
     path = tmp_path / "tokens.json"
     path.write_bytes(text_of(tokens))
-    monkeypatch.setattr(events, "WAIT_S", 0.02)
+    monkeypatch.setattr(event_tail, "WAIT_S", 0.02)
     api = await make_api(tokens=TokensFile(path), oidc=issuer.tokens())
     token = issuer.token() if ends == "expired" else of_ada
     over, answered = anyio.Event(), []

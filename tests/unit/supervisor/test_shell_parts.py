@@ -517,19 +517,23 @@ def test_a_port_in_use_is_said_so() -> None:
 
 @virtual
 async def test_a_log_that_fills_up_is_said_once_each_time() -> None:
-    readings, said = [79, 80, 99, 50, 85], list[int]()
+    readings, said, troubles = [79, 80, 99, 101, 50, 85], list[int](), list[str]()
 
     class Filling(MemoryLog):
         async def usage(self) -> Usage:
             said.append(len(lines))  # up to the reading before
+            troubles.append(room.trouble)
             if not readings:
                 tasks.cancel_scope.cancel()
                 await anyio.lowlevel.checkpoint()
-            return Usage(readings.pop(0), 100)
+            used = readings.pop(0)
+            return Usage(used, 100, full=used > 100)
 
     with structlog.testing.capture_logs() as lines:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(log_memory.watch, Filling())
-    assert said == [0, 0, 1, 1, 1, 2]
+            room = log_memory.Room(Filling())
+            tasks.start_soon(room.watch)
+    assert said == [0, 0, 1, 1, 1, 1, 2]
+    assert troubles == ["", "", "", "", log_memory.FULL, "", ""]
     assert lines[0]["log_level"] == "warning"
     assert "it uses 80% of" in lines[0]["reason"]

@@ -46,6 +46,8 @@ CLUSTER_ADVICE = (
     "until it is repaired, cordons and maintenance of machines are not noticed, and notices end within the hour "
     "(docs/kubernetes.md, the bridge)"
 )
+_FINISH = "they are served; finish the upgrade: docs/upgrades.md"
+_VERSIONS = {"agents": "version", "diagnostics": "diagnostics_version", "replicators": "replicator_version"}
 _PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # name in messages, and the type that the service expects
     Group.COLLECTORS: ("collector", Callable),
     Group.DETECTORS: ("detector", Callable),
@@ -244,22 +246,27 @@ def _api(url: str) -> Iterator[Check]:
 def _standby(url: str, version: Mapping[str, Any]) -> Iterator[Check]:
     """Whether another supervisor would take over. An earlier supervisor does not say; on one machine nobody needs a standby."""
     if api := version.get("standby_api"):
-        yield Check("standby", "ok", str(api))
+        own, known = version.get("version"), version.get("standby_version")
+        shown = f"{api}, version {known}" if known else str(api)
+        differs = bool(known) and known != own
+        yield Check("standby", "note" if differs else "ok", shown, _FINISH if differs else "")
     elif api is not None and not is_loopback(httpx.URL(url).host):
         advice = "if this supervisor's machine dies, nothing is decided until it is back: docs/supervisor-machine.md"
         yield Check("standby", "note", "no second supervisor asks for the lead", advice)
 
 
 def _agents(version: str, nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
-    """Which connected agents have another version than the supervisor."""
-    others = defaultdict[str, list[str]](list)
+    """Which connected agents, and services that they talk to, have another version than the supervisor."""
+    others = defaultdict[tuple[str, str], list[str]](list)
     for node in nodes:
-        if node["connected"] and node["version"] != version:
-            others[node["version"]].append(node["node"])
-    for other, names in sorted(others.items()):
+        for what, field in _VERSIONS.items():
+            other = node.get(field) or ("" if what == "agents" else version)  # an earlier agent knows its own only
+            if node["connected"] and other != version:
+                others[what, other].append(node["node"])
+    for (what, other), names in sorted(others.items()):
         named = ", ".join([*names[:NODES_NAMED_MAX], *(["…"] if len(names) > NODES_NAMED_MAX else [])])
         found = f"version {other or '?'} on {plural(len(names), 'node')} ({named}), the supervisor has {version}"
-        yield Check("agents", "note", found, "they are served; finish the upgrade: docs/upgrades.md")
+        yield Check(what, "note", found, _FINISH)
 
 
 def _cluster(client: Client) -> Iterator[Check]:

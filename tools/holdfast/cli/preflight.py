@@ -58,7 +58,9 @@ def redis_version(url: str) -> str:
     Raises `InvalidSpec` if `url` is not a Redis URL, `Unavailable` if no server answers, `HoldfastError` if it is too old.
     """
     shown = without_password(url)
-    version = str(_redis_info(url, "server")["redis_version"])
+    server = _redis_info(url, "server")
+    durability.require_data(server, f"--redis-url: {shown}")
+    version = str(server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
         wanted = ".".join(map(str, REDIS_VERSION_MIN))
         raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or later")
@@ -81,8 +83,9 @@ def _redis_info(url: str, section: str) -> dict[str, Any]:
     shown = without_password(url)
     try:
         client = redis.Redis.from_url(url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S)
-    except ValueError as error:
-        raise InvalidSpec("--redis-url", shown, "redis://host:port/db, rediss://… or unix:///path") from error
+        client.connection_pool.make_connection()  # not opened; raises TypeError for an option that is not known
+    except (ValueError, TypeError) as error:
+        raise InvalidSpec("--redis-url", shown, durability.URL_FORMS) from error
     with client:
         try:
             info: dict[str, Any] = client.info(section)

@@ -62,6 +62,10 @@ class Replicator(Protocol):
         """`host:port` of the replicator's data plane; empty if this node has no replicator."""
 
     @property
+    def version(self) -> str:
+        """Of its package; empty if this node has no replicator, or it has not answered yet."""
+
+    @property
     def inventories(self) -> tuple[Inventory, ...] | None:
         """Its last inventories, one per job; None while it has not told those of all jobs."""
 
@@ -95,7 +99,7 @@ class Replicator(Protocol):
 class NoReplicator:
     """A node without checkpoints: jobs start from scratch, and an order to restore is refused."""
 
-    endpoint = ""
+    endpoint = version = ""
     inventories: tuple[Inventory, ...] | None = ()
     copying = False
 
@@ -197,6 +201,7 @@ class LocalReplicator:
         self._ready_path = places.agent_dir / "replicator.ready"
         self._listen = places.listen
         self._endpoint = ""
+        self._version = ""
         self._held: dict[str, Inventory] = {}  # by job
         self._started = False  # whether the agent was told that the replicator has started
         self._listed = anyio.Event()  # set when `_held` has every job, until its inventories are withdrawn
@@ -209,6 +214,10 @@ class LocalReplicator:
     @property
     def endpoint(self) -> str:
         return self._endpoint
+
+    @property
+    def version(self) -> str:
+        return self._version
 
     @property
     def inventories(self) -> tuple[Inventory, ...] | None:
@@ -344,6 +353,7 @@ class LocalReplicator:
         except Unavailable as error:
             log.error("replicator not reachable", reason=str(error))
             return False
+        self._version = described.version
         self._endpoint = self._listen = described.endpoint  # a restarted process uses the same port, which peers know
         return True
 

@@ -66,7 +66,7 @@ from holdfast.agent.workers import apart
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
-from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
+from holdfast.domain.nodes import Check, NodeFacts, RunningWorker, ServiceVersions
 from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
@@ -263,6 +263,7 @@ class Agent:
                 self._pool.begun(),
                 telemetry_cut_s=self._uplink.cut_s(),
                 first_steps=first_steps,
+                versions=ServiceVersions(self._uplink.version, self._replicator.version),
             ),
             log_reads=LogReads(settings.agent_dir / "logs"),
             read_gpus=self._gpu_states.newest,

@@ -84,6 +84,7 @@ class Uplink:
         self._refused_in_a_row = 0
         self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
         self._contact = Contact()
+        self.version = ""  # of the diagnostics that acknowledged last; empty = not known
         self._foreign: set[str] = set()  # endpoints that belonged to another fleet when they were last asked
 
     def emit(self, signal: NodeSignal) -> None:
@@ -231,6 +232,7 @@ class Uplink:
             self._contact.answered()
             self._refused_in_a_row = 0
             self._outbox.acknowledge(ack.seq)
+            self.version = ack.version
         if not self._closing and not self._moving:
             raise await broken(call)
         ended.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import anyio
 import grpc
@@ -19,6 +20,7 @@ from holdfast.diagnostics.backlog import Backlog, Line
 from holdfast.diagnostics.intake import Intake
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.ticks import NodeStream, Receipt, Replaced
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
 from holdfast.runtime.authorization import Caller
 from holdfast.runtime.grpc_access import caller
@@ -28,6 +30,7 @@ from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
 from holdfast.wire.telemetry import decode_tick
 
 SERVICE = "holdfast.v1.Telemetry"
+VERSION = version(DISTRIBUTION)
 # The outbox of an agent that could not send for a long time is full at about 2 MiB.
 _TICK_BYTES_MAX = 4 << 20
 
@@ -166,7 +169,7 @@ class _Acks:
                     await anyio.sleep(min(receipt.settle_s, max(0.0, due - self._clock())))
                 if receipt.must_hold:
                     await self._publisher.wait_published(self._publisher.offered)
-                await write_whole(context, pb.TickAck(seq=receipt.seq))
+                await write_whole(context, pb.TickAck(seq=receipt.seq, version=VERSION))
             if self._closed:
                 return
             await self._changed.wait()

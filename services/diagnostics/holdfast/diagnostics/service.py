@@ -37,6 +37,7 @@ async def serve(settings: DiagnosticsSettings) -> None:
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
+        await event_log.server.require_data()
         await run(settings, event_log)
     finally:
         with anyio.CancelScope(shield=True):

@@ -746,6 +746,8 @@ export interface components {
             boot_id: string;
             capacity: number;
             connected: boolean;
+            /** @default  */
+            diagnostics_version: string;
             directory: string;
             disk_dir: string;
             faults_per_day: number;
@@ -765,6 +767,8 @@ export interface components {
             quarantined: boolean;
             reason: string;
             replicator_endpoint: string;
+            /** @default  */
+            replicator_version: string;
             /**
              * @default
              * @enum {string}
@@ -782,6 +786,8 @@ export interface components {
             boot_id: string;
             capacity: number;
             connected: boolean;
+            /** @default  */
+            diagnostics_version: string;
             directory: string;
             disk_dir: string;
             faults: components["schemas"]["Fault"][];
@@ -807,6 +813,8 @@ export interface components {
             quarantined: boolean;
             reason: string;
             replicator_endpoint: string;
+            /** @default  */
+            replicator_version: string;
             /**
              * @default
              * @enum {string}
@@ -1168,6 +1176,8 @@ export interface components {
             protocol_version: number;
             /** @default  */
             standby_api: string;
+            /** @default  */
+            standby_version: string;
             supervisor: string;
             /** @default  */
             trouble: string;

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from holdfast.domain.findings import StepRecord
+from holdfast.domain.nodes import ServiceVersions
 from holdfast.domain.orders import StepReached
 from holdfast.supervisor.core import Job, State
 
@@ -46,6 +47,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Standby:
+    """A supervisor that would take over; its API's address is empty if there is none."""
+
+    api: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """The state, and what only the leader knows, which has the sessions: what the newest messages of the nodes say."""
 
@@ -55,7 +64,10 @@ class Picture:
     heard_s_ago: Callable[[str], float | None] | None = None
     steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
     telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
-    trouble: str = ""  # of a standby's: why nobody leads, if that is known
+    versions_of: Callable[[str], ServiceVersions] = lambda _: (
+        ServiceVersions()
+    )  # of the services that a node's agent talks to
+    trouble: str = ""  # why no decisions are made, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:
         """(steps, recent seconds per step): optimizer steps observed in every rank of the running generation, for a script

@@ -49,7 +49,7 @@ from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.policies.sandbox import missing
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
-from holdfast.supervisor.telemetry import log_memory
+from holdfast.supervisor.telemetry.log_memory import Room
 from holdfast.supervisor.telemetry.meters import Meters
 from holdfast.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 from holdfast.wire import records
@@ -66,6 +66,7 @@ async def serve(settings: SupervisorSettings) -> None:
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
+        await event_log.server.require_data()
         for risk in await event_log.risks():
             log.warning("Redis may forget", reason=risk.found, advice=risk.advice)
         await run(settings, event_log)
@@ -138,7 +139,12 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             settings.alerts_about,
             consumer=settings.supervisor_name,
         )
-        viewer = Viewer(leader.picture, event_log, lambda: leader.trouble)
+        room = Room(event_log)
+
+        def trouble() -> str:
+            return leader.trouble or room.trouble
+
+        viewer = Viewer(leader.picture, event_log, trouble)
         backend = Backend(
             identity=Identity(
                 settings.supervisor_name, version(DISTRIBUTION), settings.api_token.get_secret_value(), tokens, oidc
@@ -152,21 +158,21 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             alerts=alerts,
             audit=requests,
             agents=leader.agents,
-            standby_api=leader.standby_api,
-            trouble=lambda: leader.trouble,
+            standby=leader.standby,
+            trouble=trouble,
             now=leader.now,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
-        guarded(tasks, "room", lambda: log_memory.watch(event_log))
+        guarded(tasks, "events for readers", backend.events.run)
+        guarded(tasks, "room", room.watch)
         if oidc is not None:
             guarded(tasks, "keys of the OIDC issuer", oidc.keys.keep)
         if alerts:
             guarded(tasks, "alerts", alerts.run)
-            trouble = partial(outage.watch, settings.supervisor_name, lambda: leader.trouble, alerts)
-            guarded(tasks, "outages", trouble)
+            guarded(tasks, "outages", partial(outage.watch, settings.supervisor_name, trouble, alerts))
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
 

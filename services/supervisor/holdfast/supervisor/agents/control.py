@@ -32,6 +32,7 @@ from holdfast.wire.control import (
     decode_started,
     decode_steps_reached,
     decode_telemetry_cut_s,
+    decode_versions,
     encode_ack,
     encode_welcome,
 )
@@ -123,6 +124,7 @@ class ControlServicer(pb_grpc.ControlServicer):
                             decode_steps_reached(beat),
                             decode_started(beat),
                             telemetry_cut_s=decode_telemetry_cut_s(beat),
+                            versions=decode_versions(beat),
                         )
                         sessions.first_steps(session, decode_first_steps(beat))
                     case "log_read":

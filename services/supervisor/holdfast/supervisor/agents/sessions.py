@@ -14,7 +14,7 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.gpus import GpuState
-from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, ServiceVersions
 from holdfast.domain.orders import FirstStepsRecorded, Order, RanksStarted, RanksStepping, StepReached
 from holdfast.domain.rank_reads import MeasuredRanks, RaisedError
 from holdfast.domain.worker_logs import LogPart, LogRequest
@@ -77,6 +77,7 @@ class AgentSession:
         # By job: the first steps in its beats, and when they were passed on.
         self._first_steps: dict[str, tuple[RanksStepping, float]] = {}
         self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
+        self.versions = ServiceVersions()
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
         self._changed = anyio.Event()
@@ -96,7 +97,9 @@ class AgentSession:
         started: tuple[RanksStarted, ...] = (),
         *,
         telemetry_cut_s: float = 0.0,
+        versions: ServiceVersions = ServiceVersions(),
     ) -> None:
+        self.versions = versions
         self.workers_version, self.steps, self.started = workers_version, steps, started
         now_s = anyio.current_time()
         self.telemetry_cut_at_s = now_s - telemetry_cut_s if telemetry_cut_s else None
@@ -344,6 +347,11 @@ class Sessions:
         session = self._by_node.get(node)
         cut_at_s = None if session is None else session.telemetry_cut_at_s
         return None if cut_at_s is None else anyio.current_time() - cut_at_s
+
+    def versions_of(self, node: str) -> ServiceVersions:
+        """What the node's newest beat says of the services that its agent talks to."""
+        session = self._by_node.get(node)
+        return ServiceVersions() if session is None else session.versions
 
     def close_all(self, message: str) -> None:
         """The term is over. Agents keep training and look for the next leader."""

@@ -29,13 +29,14 @@ from holdfast.supervisor.agents.rank_measuring import RankMeasuring
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit
 from holdfast.supervisor.api.audit_store import AuditStore
+from holdfast.supervisor.api.event_tail import EventTail
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.enrolment import Enrolment
 from holdfast.supervisor.history.accounts import Accounts
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.inbox import request_entry
-from holdfast.supervisor.picture import Look, Picture, Progress
+from holdfast.supervisor.picture import Look, Picture, Progress, Standby
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 from holdfast.wire.jobfile import read_policy
@@ -91,11 +92,11 @@ class Backend:
         alerts: Alerts | None = None,
         audit: AuditStore | None = None,
         agents: Callable[[], Agents] | None = None,
-        standby_api: Callable[[], Awaitable[str]] | None = None,
+        standby: Callable[[], Awaitable[Standby]] | None = None,
         trouble: Callable[[], str] = lambda: "",
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`standby_api`: where the API of a standby answers; None = there is never one. `trouble`: why this supervisor can
+        """`standby`: who would take over; None = there is never one. `trouble`: why this supervisor can
         neither lead nor stand by. `now`: the time of the state, Unix seconds. `agents`: whom agents are asked through; raises
         `Unavailable` without sessions, which only a leader has.
 
@@ -104,6 +105,7 @@ class Backend:
         self.audit = audit
         self.identity = identity
         self.log = log
+        self.events = EventTail(log)
         self.history = history
         self.progress = progress
         self.accounts = Accounts(history, now)
@@ -113,16 +115,16 @@ class Backend:
         self.reporting = Lock()
         self.enrolment: Enrolment | None = None  # set when the port for agents is known; None = nobody is invited
         self._agents = agents
-        self._standby_api = standby_api
+        self._standby = standby
         self.trouble = trouble
         self.now = now
         self._look = look
         self._policies = policies
         self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
 
-    async def standby_api(self) -> str:
-        """Where the API of a standby answers; "" if none is there. Raises `Unavailable`."""
-        return await self._standby_api() if self._standby_api is not None else ""
+    async def standby(self) -> Standby:
+        """Who would take over now. Raises `Unavailable`."""
+        return await self._standby() if self._standby is not None else Standby()
 
     async def picture(self) -> Picture:
         """Raises `NotLeading` when there is none to show."""

@@ -16,12 +16,10 @@ from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.log.names import EVENTS
 from holdfast.supervisor.api.access import Watching, guarded
 from holdfast.supervisor.api.backend import Serving
-from holdfast.supervisor.published import PolicyAsked
+from holdfast.supervisor.api.event_tail import is_sent
 
 router = guarded("/v1", tags=["events"])
 
-WAIT_S = 5.0
-BATCH_MAX = 100
 _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}", re.ASCII)
 
 
@@ -43,11 +41,10 @@ async def events(
     The stream ends when its token is no longer valid."""
     while may_go_on():
         try:
-            batch = await backend.log.read(EVENTS, after=position, count=BATCH_MAX, block_s=WAIT_S)
+            batch = await backend.events.after(position)
         except Unavailable:
             return  # the reader comes again with the last id that it has seen, and finds out how things are
         for delivery in batch:
             position = delivery.position
-            if delivery.entry.type == PolicyAsked.__name__:
-                continue  # of a large job 100 KB; `/v1/jobs/{name}/policy/questions` has them
-            yield ServerSentEvent(id=position, event=delivery.entry.type, raw_data=delivery.entry.data.decode())
+            if is_sent(delivery):
+                yield ServerSentEvent(id=position, event=delivery.entry.type, raw_data=delivery.entry.data.decode())

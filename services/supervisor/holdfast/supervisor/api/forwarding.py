@@ -1,9 +1,9 @@
 """A standby answers by asking the leader: whichever supervisor a request reaches, the answer is the leader's.
 
-    client ──► standby ──► leader     method, path, query, body and headers as they came, the answer as it comes, streams too
+    client ──► standby ──► leader     method, path, query, body and headers as they came, the answer as it comes
 
-`/v1/version`, `/v1/session`, `/livez`, `/readyz`, `/healthz`, the documentation and the dashboard's files are a supervisor's
-own. What a standby cannot forward:
+`/v1/version`, `/v1/session`, `/v1/events` (each reads the same stream), `/livez`, `/readyz`, `/healthz`, the documentation and
+the dashboard's files are a supervisor's own. What a standby cannot forward:
 
     nobody is known to lead                      503, to be asked again in a second
     the leader cannot be reached                 answered here: reads from the newest snapshot, commands through the inbox
@@ -35,9 +35,9 @@ from holdfast.supervisor.published import LeaderChanged
 
 FORWARDED_BY = "Holdfast-Forwarded-By"  # of a request: the supervisor that it reached
 NOT_LEADING = "Holdfast-Not-Leading"  # of an answer: it was forwarded to a supervisor that does not lead
-OWN = frozenset({"/v1/version", "/v1/session"})
+OWN = frozenset({"/v1/version", "/v1/session", "/v1/events"})
 CONNECT_TIMEOUT_S = 1.0
-ANSWER_TIMEOUT_S = 60.0  # between two pieces of an answer; none for events, which may be an hour apart
+ANSWER_TIMEOUT_S = 60.0  # between two pieces of an answer
 CONNECTIONS_MAX, KEPT_MAX = 200, 20
 # Of one connection, not of the request or its answer (RFC 9110, 7.6.1), and the lengths that the next hop finds out itself.
 _HOP = frozenset(
@@ -154,10 +154,10 @@ class ToLeader:
         base, query = httpx.URL(leader.api), request.scope["query_string"]
         path = base.raw_path.rstrip(b"/") + request.scope["raw_path"]  # as it came: an id may have an encoded slash
         target = base.copy_with(raw_path=path + (b"?" + query if query else b""))
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP | _CHECKED]
-        headers.append((FORWARDED_BY, own.supervisor))
-        streams = request.url.path == "/v1/events"
-        timeout = httpx.Timeout(None if streams else ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        left_out = _HOP | _CHECKED
+        headers = [each for each in request.headers.raw if each[0].decode("latin-1").lower() not in left_out]
+        headers.append((FORWARDED_BY.encode(), own.supervisor.encode()))
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             http = await own.connections.client()
             asked = http.build_request(request.method, target, headers=headers, content=body, timeout=timeout)

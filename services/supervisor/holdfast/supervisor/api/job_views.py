@@ -113,6 +113,8 @@ def _reason_of(picture: Picture, job: Job, silent: Mapping[str, float]) -> str:
         why = held or f"not confirmed by {listed(sorted(silent))} that every rank lives"
         return f"{why}; before that: {job.reason}"
     further = [job.final_upload.status] if job.final_upload else []
+    if picture.trouble and not job.phase.finished:
+        further.append(f"no decisions are made now: {picture.trouble}")
     if held:
         further.append(held)
     if stepless := _stepless(picture, job):

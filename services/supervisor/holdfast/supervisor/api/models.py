@@ -99,6 +99,7 @@ class Version(Model):
             description="where the API of a standby answers; empty = none has asked for the lead in the last seconds"
         ),
     ] = ""
+    standby_version: Annotated[str, Field(description="of that standby; empty = not known")] = ""
     trouble: Annotated[
         str,
         Field(description="why this supervisor makes no decisions; empty = it makes them, or another one leads"),

@@ -60,7 +60,11 @@ class Node(Model):
     disk_dir: Annotated[
         str, Field(description="where shards are kept, each job in a directory of its name; empty = unknown")
     ]
-    version: str
+    version: Annotated[str, Field(description="of its agent")]
+    diagnostics_version: Annotated[
+        str, Field(description="of the diagnostics that takes its telemetry; empty = not known")
+    ] = ""
+    replicator_version: Annotated[str, Field(description="of its checkpoint-replicator; empty = not known")] = ""
     inventoried: Annotated[bool, Field(description="its agent has reported which checkpoints are kept there")]
     quarantined: Annotated[bool, Field(description="cordoned because it keeps failing")]
     faults_per_day: Annotated[float, Field(description="to be expected, by its own past; spares are chosen by it")]

@@ -22,7 +22,7 @@ NO_LEADER = "no supervisor leads, so this is the state"
 
 def node(picture: Picture, value: Node, at: float) -> node_models.Node:
     """`at`: Unix seconds; a node's faults count less the older they are."""
-    facts = value.facts
+    facts, versions = value.facts, picture.versions_of(value.name)
     return node_models.Node(
         node=value.name,
         state=value.state,
@@ -41,6 +41,8 @@ def node(picture: Picture, value: Node, at: float) -> node_models.Node:
         kernel_log=facts.kernel_log,
         disk_dir=facts.disk_dir,
         version=facts.version,
+        diagnostics_version=versions.diagnostics,
+        replicator_version=versions.replicator,
         quarantined=value.quarantined,
         preflight=preflight(value.preflight) if value.preflight is not None else None,
         faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),

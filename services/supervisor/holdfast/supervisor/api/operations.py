@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fastapi import APIRouter
 
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
-from holdfast.log import durability
 from holdfast.supervisor.alerts.alert import test_alert
 from holdfast.supervisor.api import bodies, fleet_views, models
 from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Commands, Serving
 from holdfast.supervisor.api.problems import RESPONSES, NotLeading
+from holdfast.supervisor.picture import Standby
 from holdfast.supervisor.protocol import BreakerResetRequested
+
+T = TypeVar("T")
 
 router = guarded("/v1", tags=["operations"])
 health = APIRouter(tags=["health"], responses=RESPONSES)
@@ -77,6 +79,7 @@ async def get_kubernetes(backend: Serving) -> models.Kubernetes:
 async def version(backend: Serving) -> models.Version:
     picture = await backend.picture()
     leader = await backend.history.leader()
+    standby = await _if_known(backend.standby, Standby())
     return models.Version(
         version=backend.identity.version,
         protocol_version=PROTOCOL_VERSION,
@@ -84,17 +87,18 @@ async def version(backend: Serving) -> models.Version:
         leader=picture.leading,
         leader_api=leader.api if leader else "",
         trouble=backend.trouble(),
-        standby_api=await _if_known(backend.standby_api),
+        standby_api=standby.api,
+        standby_version=standby.version,
         epoch=picture.state.epoch,
-        event_log=await _if_known(backend.log.lifetime),
+        event_log=await _if_known(backend.log.lifetime, ""),
     )
 
 
-async def _if_known(ask: Callable[[], Awaitable[str]]) -> str:
+async def _if_known(ask: Callable[[], Awaitable[T]], otherwise: T) -> T:
     try:
         return await ask()
     except Unavailable:
-        return ""  # the rest is known without it
+        return otherwise  # the rest is known without it
 
 
 @health.head("/livez", include_in_schema=False)
@@ -121,6 +125,4 @@ async def healthz(backend: Serving) -> models.Health:
     health = await readyz(backend)
     if trouble := backend.trouble():
         raise NotLeading(trouble)
-    if (await backend.log.usage()).full:  # a leader that has had nothing to write does not know it yet
-        raise NotLeading(f"the memory of Redis is full, so it rejects writes; {durability.ROOM_ADVICE}")
     return health

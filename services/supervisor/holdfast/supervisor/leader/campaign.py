@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 import uuid
+from importlib.metadata import version
 
 import anyio
 import structlog
 
+from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import Lease, LostData
@@ -20,7 +22,7 @@ from holdfast.runtime.backoff import Backoff
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.leader.kept import Kept
 from holdfast.supervisor.leader.term import Parts, Term
-from holdfast.supervisor.picture import Picture
+from holdfast.supervisor.picture import Picture, Standby
 
 CAMPAIGN_S = 0.2  # how often a standby requests the lease
 SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time while its reason stays the same
@@ -30,14 +32,15 @@ log = structlog.get_logger("holdfast.supervisor.leader.campaign")
 
 
 def holder_name(supervisor: str, api: str) -> str:
-    """Name of one holder of the lease: another one for each campaign. It says where the supervisor's API answers."""
-    return f"{supervisor}#{uuid.uuid4().hex[:12]}#{api}"
+    """Name of one holder of the lease: another one for each campaign. It says where the supervisor's API answers, and its
+    version."""
+    return f"{supervisor}#{uuid.uuid4().hex[:12]}-{version(DISTRIBUTION)}#{api}"
 
 
-def api_of(holder: str) -> str:
-    """Return where the API of a holder answers; "" if its version does not say so."""
-    *_, api = holder.rsplit("#", 2)
-    return api if api.startswith(("https://", "http://")) else ""
+def standby_of(holder: str) -> Standby:
+    """Return what a holder says of itself; "" for what its version does not say."""
+    *_, mark, api = f"##{holder}".rsplit("#", 2)
+    return Standby(api, mark.partition("-")[2]) if api.startswith(("https://", "http://")) else Standby()
 
 
 class Leader:
@@ -77,10 +80,9 @@ class Leader:
         picture = self.picture()
         return picture.at if picture is not None else self._parts.clock()
 
-    async def standby_api(self) -> str:
-        """Return where the API of a supervisor answers that has asked for the lease in vain within the last seconds; "" if
-        there is none. Raises `Unavailable`."""
-        return api_of(await self._log.candidate(LEADER_LEASE))
+    async def standby(self) -> Standby:
+        """Return the supervisor that has asked for the lease in vain within the last seconds. Raises `Unavailable`."""
+        return standby_of(await self._log.candidate(LEADER_LEASE))
 
     def frozen(self, length_s: float) -> None:
         """This process was frozen for `length_s`. A term whose lease has expired meanwhile ends by itself."""

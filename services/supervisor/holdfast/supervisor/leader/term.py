@@ -167,6 +167,7 @@ class Term:
             heard_s_ago=self.sessions.heard_s_ago,
             steps_of=self.sessions.steps_of,
             telemetry_cut_s=self.sessions.telemetry_cut_s,
+            versions_of=self.sessions.versions_of,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 
@@ -27,7 +28,7 @@ class Viewer:
     async def look(self) -> Picture | None:
         """None if there has never been a leader. Raises `Unavailable` if this is a standby and the event log is unavailable."""
         if (picture := self._live()) is not None:
-            return picture
+            return replace(picture, trouble=trouble) if (trouble := self._trouble()) else picture
         if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:
             parts = await self._log.snapshot(LEADER_LEASE)
             self._snapshot = Picture(snapshot.load(parts), trouble=self._trouble()) if parts else None

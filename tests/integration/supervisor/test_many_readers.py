@@ -1,0 +1,50 @@
+"""More readers of the events than a supervisor may have connections, to Redis and to the leader: all that is asked meanwhile is
+answered, and each reader gets what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from eventlogs import redis_log
+from redis import asyncio as aioredis
+from supervising import job_body, start_supervisor
+from waiting import wait_until_async
+
+from holdfast.log.connection import CONNECTIONS_MAX
+
+pytestmark = pytest.mark.anyio
+
+READERS = CONNECTIONS_MAX + 30  # from now on, and from the first event on
+
+
+@pytest.mark.parametrize("asked", ["leader", "standby"])
+async def test_readers_do_not_take_connections_away(redis_url: str, tmp_path: Path, asked: str) -> None:
+    open_streams, told = list[int](), list[int]()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
+        read = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a")
+        if asked == "standby":
+            read = await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), name="b")
+        async with read.client(limits=limits) as client:
+
+            async def reader(number: int) -> None:
+                headers = {"Last-Event-ID": "0"} if number % 2 else {}
+                async with client.stream("GET", "/v1/events", headers=headers) as answer:
+                    assert answer.status_code == 200
+                    open_streams.append(number)
+                    async for line in answer.aiter_lines():
+                        if '"awaited"' in line:
+                            told.append(number)
+                            return
+                raise AssertionError("the stream ended")
+
+            for number in range(READERS):
+                tasks.start_soon(reader, number)
+            await wait_until_async(lambda: len(open_streams) == READERS, description="every stream", timeout_s=60)
+            assert (await redis.info("clients"))["blocked_clients"] < 10
+            await read.post("/v1/jobs", job_body(name="awaited"))
+            await wait_until_async(lambda: len(told) == READERS, description="every reader to be told", timeout_s=60)
+        tasks.cancel_scope.cancel()
