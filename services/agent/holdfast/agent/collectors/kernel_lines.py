@@ -17,12 +17,21 @@ from holdfast.domain.signals import KernelEvent
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
-# Text before the message: the record's priority as in /proc/kmsg, syslog's date, host and tag, the time since the boot, the
-# caller. Only the kernel's tag is accepted, because messages of programs to syslog have other tags.
-_DATE = r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}|[0-9]{4}-[0-9-]{5}T[0-9:.,+Z-]{8,24})"
+# Text before the message: the record's priority as in /proc/kmsg, the level's name (dmesg -x), a date or a time in the formats of
+# syslog, dmesg and journalctl, in any language, host and tag, the time since the boot, the caller. Only the kernel's tag is
+# accepted, because messages of programs to syslog have other tags.
+_WORD = r"[^\s\[\]:]{1,16}"
+_DATE = (
+    r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}(?:\.[0-9]{1,9})?|[0-9]{10}\.[0-9]{1,9}"
+    rf"|(?:{_WORD} )?[0-9]{{4}}-[0-9-]{{5}}[T ][0-9:.,+Z-]{{8,24}}(?: [A-Z0-9+-]{{1,6}})?)"
+)
+_TIME = (
+    r"\[(?: {0,8}\+?[0-9]{1,10}(?:\.[0-9]{1,9})?(?: < {0,8}[0-9.]{1,20}>)?"
+    rf"|(?:{_WORD} {{1,2}}){{1,3}}[0-9:]{{5,8}}(?: [0-9]{{4}})?)\] ?"
+)
 _PREFIX = re.compile(
-    rf"(?:<[0-9]{{1,3}}>)?(?:{_DATE} [^\s:\[]{{1,255}} kernel: ?)?"
-    r"(?:\[ {0,8}[0-9]{1,10}(?:\.[0-9]{1,9})?\] ?)?(?:\[ {0,8}[TC][0-9]{1,10}\] ?)?"
+    rf"(?:<[0-9]{{1,3}}>)?(?:1 )?(?:kern {{1,3}}:[a-z]{{3,6}} {{0,3}}: )?"
+    rf"(?:(?:{_DATE} |{_TIME})(?:[^\s:\[]{{1,255}} kernel(?:: ?| - - - ))?)?(?:{_TIME})?(?:\[ {{0,8}}[TC][0-9]{{1,10}}\] ?)?"
 )
 # Messages about a program contain names that the program chooses: its own (15 characters, at the start) and those of its files
 # and threads. So every pattern starts at the beginning of the kernel's message and is as strict as the kernel's format.
@@ -154,12 +163,13 @@ def recognise(text: str, named: str = "") -> Recognised | None:
 
 
 def is_garbled(text: str) -> bool:
-    """Whether an unrecognised line looks like a relevant one, or is not text. Such lines are counted and logged."""
+    """Whether an unrecognised line looks like a relevant one, or is not text. They are counted and logged: a file may have
+    a prefix that is not known."""
     text = text[:TEXT_CHARS_MAX]
     if _NO_NUMBER.match(text) or "\x00" in text or "\ufffd" in text:
         return True
     message = _message(text)
-    return message.startswith(_XID_MARK) and _XID.match(message) is None
+    return _XID_MARK in message and _XID.match(message) is None
 
 
 def _message(text: str) -> str:

@@ -49,8 +49,8 @@ _LOST = (
 _LOST_TEXT = re.compile(_LOST, re.IGNORECASE)
 _COLLECTIVE_TEXT = re.compile(_COMPONENT + _LOST, re.IGNORECASE)
 # In a log, the names of the libraries also stand in lines that every healthy run prints: "NCCL version 2.27.3", "[Gloo] Rank 0
-# is connected …", "[W… ProcessGroupNCCL.cpp:1538] Warning: … destroy_process_group() was not called". Only these lines state why
-# a process ended: an exception of Python or C++ that nothing caught, its frames, torch's log lines of level error or fatal.
+# is connected …", "[W… ProcessGroupNCCL.cpp:1538] Warning: … destroy_process_group() was not called". Only these state why a
+# process ended: an exception of Python or C++ that nothing caught, its frames, torch's log lines of level error or fatal.
 _REASON = re.compile(
     r"what\(\):|terminate called after|^(?:\[\S{1,40}\]: ?)*(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b|frame #\d)"
     r"|\[[EF]\d{3,4} "
