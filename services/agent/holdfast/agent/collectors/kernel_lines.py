@@ -17,7 +17,7 @@ from holdfast.domain.signals import KernelEvent
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
-# Text before the message: the record's priority as in /proc/kmsg, the level's name (dmesg -x), a date or a time in the formats of
+# Text before the message: the priority as in /proc/kmsg, the level's name (dmesg -x), a date or a time in the formats of
 # syslog, dmesg and journalctl, in any language, host and tag, the time since the boot, the caller. Only the kernel's tag is
 # accepted, because messages of programs to syslog have other tags.
 _WORD = r"[^\s\[\]:]{1,16}"
