@@ -49,11 +49,14 @@ _OWN = frozenset(
     }
 )
 _DEVICE_OOM = re.compile(
-    r"(?:CUDA|HIP) (?:error: |failure (?:\d+ )?')?out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
+    r"(?:CUDA|HIP) (?:error: |failure (?:\d+ )?')?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|PT_DEVMEM Allocation failed",
+    re.IGNORECASE,
 )
 _NAN = re.compile(r"\bnan\b|\binf\b|not finite|non-finite", re.IGNORECASE)
 _NODE = re.compile(
-    r"system not yet initialized|error 802|CUDA unknown error|Found no NVIDIA driver|no CUDA GPUs|no CUDA-capable device"
+    r"system not yet initialized|error 802|CUDA unknown error|Found no NVIDIA driver|no (?:CUDA|HIP) GPUs"
+    r"|no (?:CUDA|ROCm)-capable device|CUDA driver initialization failed|synStatus.{0,64}Device acquire failed"
     r"|(?:NVML|RM) .*mismatch|Driver/library version mismatch|Failed to initialize NVML|driver version is insufficient"
     r"|NVIDIA driver on your system is too old|cannot open shared object file|cudaGetDeviceCount",
     re.IGNORECASE,
