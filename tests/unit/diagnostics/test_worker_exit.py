@@ -200,6 +200,7 @@ AFTER_AN_ERROR = (
         (("NCCL version 2.27.3+cuda12.9", GLOO, "ERROR: the vocabulary is empty"), True),
         ((NCCL, "the vocabulary is empty", WARNED), True),
         (("[rank1]: KeyError: 'lr'", WARNED), True),
+        (("ConnectionResetError: [Errno 104] Connection reset by peer", *(f"shard {n} again" for n in range(9))), True),
         (("[E817 17:40:34.227 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 1] Process group watchdog thread terminated with "
           "exception: CUDA error: uncorrectable ECC error encountered", *AFTER_AN_ERROR), True),
         (("[rank1]:[E210 02:06:33.393 ProcessGroupNCCL.cpp:636] [Rank 1] To avoid data inconsistency, we are taking the "

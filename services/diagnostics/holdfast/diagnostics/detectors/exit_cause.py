@@ -50,11 +50,10 @@ _LOST_TEXT = re.compile(_LOST, re.IGNORECASE)
 _COLLECTIVE_TEXT = re.compile(_COMPONENT + _LOST, re.IGNORECASE)
 # In a log, the names of the libraries also stand in lines that every healthy run prints: "NCCL version 2.27.3", "[Gloo] Rank 0
 # is connected …", "[W… ProcessGroupNCCL.cpp:1538] Warning: … destroy_process_group() was not called". Only these state why a
-# process ended: an exception of Python or C++ that nothing caught, its frames, torch's log lines of level error or fatal.
-_REASON = re.compile(
-    r"what\(\):|terminate called after|^(?:\[\S{1,40}\]: ?)*(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b|frame #\d)"
-    r"|\[[EF]\d{3,4} "
-)
+# process ended: an exception of Python at the end of the log, an exception of C++ that nothing caught, its frames, and torch's
+# log lines of level error or fatal; faulthandler may have printed much after those.
+_EXCEPTION = re.compile(r"^(?:\[\S{1,40}\]: ?)*[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b")
+_ABORT = re.compile(r"what\(\):|terminate called after|^(?:\[\S{1,40}\]: ?)*frame #\d|\[[EF]\d{3,4} ")
 
 
 class Cause(IntEnum):
@@ -89,11 +88,12 @@ def cause_of(exit_: WorkerExited) -> Cause:
     # failure of this process itself.
     if exit_.signal is not None and exit_.signal != signal.SIGABRT:
         return Cause.OWN
-    reasons = [line for line in exit_.log_tail if _REASON.search(line)]
+    log_end = exit_.log_tail[-_LOG_LINES_MAX:]
+    reasons = [line for line in exit_.log_tail if _ABORT.search(line)] + list(filter(_EXCEPTION.search, log_end))
     if any(map(is_of_a_device, reasons)):
         return Cause.OWN
-    lost = any(_LOST_TEXT.search(line) for line in exit_.log_tail[-_LOG_LINES_MAX:])
-    return Cause.COLLECTIVE if lost or any(_COLLECTIVE_TEXT.search(line) for line in reasons) else Cause.OWN
+    cascading = any(map(_COLLECTIVE_TEXT.search, reasons)) or any(map(_LOST_TEXT.search, log_end))
+    return Cause.COLLECTIVE if cascading else Cause.OWN
 
 
 def failed_at(exit_: WorkerExited) -> float:
