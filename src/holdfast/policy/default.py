@@ -109,7 +109,7 @@ def _warning(incident: Incident, job: JobView) -> Action:
     if lost_s <= SWAP_MARGIN * job.change_s:
         return notify(f"{what}, too little for a swap, which costs {_duration(job.change_s)}")
     if incident.rank is not None and (others := _slow_elsewhere(incident, job)):
-        return notify(f"{what}, but rank {incident.rank} was slow on {others}, too: it has more work than the others")
+        return notify(f"{what}, but rank {incident.rank} was slow on {others}, too: it may have more work")
     if not job.reports_steps:
         return notify(
             f"{what}, more than a swap, but a swap interrupts this script without a save: it reports no steps"
@@ -121,7 +121,8 @@ def _warning(incident: Incident, job: JobView) -> Action:
 
 
 def _slow_elsewhere(incident: Incident, job: JobView) -> str:
-    """The nodes that were swapped because of the same rank's slowness, which the swap has not ended."""
+    """Nodes that were swapped because the same rank was slow there. If it is slow on their replacement as well, its work
+    explains that better than a second slow node, and further swaps would only use up the spares."""
     swapped = {
         each.node
         for each in job.recent

@@ -159,6 +159,8 @@ def test_an_exception_is_dated_by_its_own_time(fleet: Fleet) -> None:
             WorkerError("c10.DistBackendError", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL("),
             False,
         ),
+        (WorkerError("c10.Error", "[pair.cc:553] Connection closed by peer [10.0.0.1]:17839"), False),
+        (WorkerError("c10.Error", "Expected all tensors to be on the same device"), True),
         (WorkerError("gloo.IoException", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), False),
         (WorkerError("c10.DistBackendError", "CUDA error: uncorrectable ECC error encountered"), True),
         (WorkerError("torch.distributed.DistBackendError", NCCL_ON_CUDA + "Cuda failure 2 'out of memory'"), True),

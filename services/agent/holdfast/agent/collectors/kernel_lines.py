@@ -112,7 +112,7 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
         KernelEvent.ACCELERATOR,
         re.compile(
             r"amdgpu [0-9a-f:.]{7,16}: (?:amdgpu: )?(?:GPU reset begin!|[0-9]{1,10} uncorrectable hardware errors detected)"
-            r"|habanalabs \S{1,16}: (?:hl[0-9]{1,3}: )?(?:Device is going to be hard-reset|Going to reset device)"
+            r"|habanalabs \S{1,16}: (?:hl[0-9]{1,3}: )?Device is going to be hard-reset"
         ),
     ),
 )

@@ -19,7 +19,7 @@ from holdfast.domain.signals import WorkerExited
 
 MESSAGE_CHARS_MAX = 240  # of an exception, in a sentence
 _LOG_LINES_MAX = (
-    8  # last lines of the log, in which the words of a lost connection count; earlier lines may be about another one
+    8  # last lines of the log; earlier lines may be about another connection, or an exception that was caught
 )
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
@@ -29,6 +29,7 @@ _TRANSPORT_TYPES = frozenset(
         "IoException",  # of gloo
         "EnforceNotMet",
         "runtime_error",  # of C++
+        "c10.Error",
         "RuntimeError",
         "TimeoutError",
         "ConnectionError",
@@ -82,7 +83,8 @@ def cause_of(exit_: WorkerExited) -> Cause:
             return Cause.OWN if is_of_a_device(exit_.error.message) else Cause.COLLECTIVE
         if of_a_client(exit_.error):
             return Cause.OWN
-        cascading = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
+        is_transport = not _TRANSPORT_TYPES.isdisjoint((name, exit_.error.type))
+        cascading = is_transport and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
         return Cause.COLLECTIVE if cascading else Cause.OWN
     # Without an error file only the log is available. NCCL's watchdog ends a process by abort(); any other POSIX signal is a
     # failure of this process itself.
