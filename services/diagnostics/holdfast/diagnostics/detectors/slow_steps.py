@@ -86,7 +86,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
         slow = float(np.median(excess[start:]))
         waiting = _data_share(window, stage, peer, start)
         others = window.grid.group_size - 1
-        against = f"its {others} peers" if others else "its own past"
+        against = f"its {others} peer{'s' if others > 1 else ''}" if others else "its own past"
         cause = "data_loading" if waiting > 0.5 else ("own_past" if not others else "slow_worker")
         why = ", because its data arrives late" if cause == "data_loading" else ""
         cost = _cost(window, {(int(found.stage[i]), int(found.peer[i])) for i in entries})
