@@ -55,9 +55,10 @@ def read_uncaught(log: Path) -> WorkerError | None:
             text = file.read(LOG_BYTES_MAX).decode(errors="replace")
     except OSError:
         return None
-    *_, found = [None, *_UNCAUGHT.finditer(text)]
-    if found is None:
+    uncaught = list(_UNCAUGHT.finditer(text))
+    if not uncaught:
         return None
+    found = uncaught[-1]
     message = _WATCHDOGS.sub("", found["message"])
     return WorkerError(
         _text(found["type"].replace("::", "."), FRAME_CHARS_MAX), _text(message.strip(), MESSAGE_CHARS_MAX)
