@@ -48,6 +48,9 @@ class NodeFacts:
     agrees_on_saves: bool = False  # the agent accepts a `CheckpointNow` with a stage
 
 
+PEERS = "peers"  # the check whether replicators of other nodes answer
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceVersions:
     """Versions of the services that a node's agent talks to; empty = not known."""
@@ -60,7 +63,7 @@ class ServiceVersions:
 class Check:
     """The result of one check of a pre-flight test."""
 
-    name: str  # "gpus", "products", "memory", "disk", "peers"
+    name: str  # "gpus", "products", "memory", "disk", PEERS
     ok: bool | None  # None = the check could not run: the node is neither healthy nor faulty because of it
     detail: str  # the measured value, or the failure
 
@@ -77,6 +80,9 @@ class Preflight:
     def failures(self) -> str:
         """The failed checks as text; empty if none has failed."""
         return "; ".join(f"{check.name}: {check.detail}" for check in self.checks if check.ok is False)
+
+    def has_failed(self, name: str) -> bool:
+        return any(check.name == name and check.ok is False for check in self.checks)
 
 
 _POOL = re.compile("([a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)?")  # the value of a Kubernetes label

@@ -178,9 +178,13 @@ class KernelEvent(StrEnum):
     SOFT_LOCKUP = "soft_lockup"
     HUNG_TASK = "hung_task"
     NVME_TIMEOUT = "nvme_timeout"
-    READ_ONLY = "read_only"  # a file system was remounted read-only
+    DISK_ERROR = "disk_error"
+    READ_ONLY = "read_only"  # a file system was remounted read-only, or shut down
     MLX5_HEALTH = "mlx5_health"
     MLX5_COMMAND = "mlx5_command"  # the adapter's firmware does not answer commands
+    ADAPTER_STALL = "adapter_stall"  # a network adapter does not send any more
+    NVSWITCH = "nvswitch"  # a fatal SXid
+    ACCELERATOR = "accelerator"  # a fault of an accelerator that is not NVIDIA's
     MACHINE_CHECK = "machine_check"
     NCCL_SEGFAULT = "nccl_segfault"
     OTHER = "other"  # the agent reported no event, or one that this version does not know

@@ -108,6 +108,8 @@ def _warning(incident: Incident, job: JobView) -> Action:
     what = f"{incident.cause} Over the {_duration(job.remaining_s)} that the job may still run it costs {_duration(lost_s)}"
     if lost_s <= SWAP_MARGIN * job.change_s:
         return notify(f"{what}, too little for a swap, which costs {_duration(job.change_s)}")
+    if incident.rank is not None and (others := _slow_elsewhere(incident, job)):
+        return notify(f"{what}, but rank {incident.rank} was slow on {others}, too: it may have more work")
     if not job.reports_steps:
         return notify(
             f"{what}, more than a swap, but a swap interrupts this script without a save: it reports no steps"
@@ -116,6 +118,17 @@ def _warning(incident: Incident, job: JobView) -> Action:
         why = "the free spares were swapped out for being slow themselves" if job.spares else "no spare is free"
         return notify(f"{what}, more than a swap, but {why}")
     return hot_swap(f"{what}, and a swap {_duration(job.change_s)}; a spare is free", node)
+
+
+def _slow_elsewhere(incident: Incident, job: JobView) -> str:
+    """Nodes that were swapped because the same rank was slow there. If it is slow on their replacement as well, its work
+    explains that better than a second slow node, and further swaps would only use up the spares."""
+    swapped = {
+        each.node
+        for each in job.recent
+        if each.kind == incident.kind and each.rank == incident.rank and each.action is not None and each.action.nodes
+    }
+    return ", ".join(sorted(swapped - {incident.node}))
 
 
 def _swapped_for_warnings(job: JobView) -> set[str]:

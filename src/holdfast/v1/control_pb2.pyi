@@ -60,7 +60,7 @@ class Reports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus", "read_ranks", "read_errors", "first_steps_recorded")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard", "read_log", "read_gpus", "read_ranks", "read_errors", "first_steps_recorded", "peers")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class SupervisorMessage(_message.Message):
     READ_RANKS_FIELD_NUMBER: _ClassVar[int]
     READ_ERRORS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEPS_RECORDED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
@@ -81,7 +82,8 @@ class SupervisorMessage(_message.Message):
     read_ranks: ReadRanks
     read_errors: ReadErrors
     first_steps_recorded: FirstStepsRecorded
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ..., read_ranks: _Optional[_Union[ReadRanks, _Mapping]] = ..., read_errors: _Optional[_Union[ReadErrors, _Mapping]] = ..., first_steps_recorded: _Optional[_Union[FirstStepsRecorded, _Mapping]] = ...) -> None: ...
+    peers: Peers
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., read_gpus: _Optional[_Union[ReadGpus, _Mapping]] = ..., read_ranks: _Optional[_Union[ReadRanks, _Mapping]] = ..., read_errors: _Optional[_Union[ReadErrors, _Mapping]] = ..., first_steps_recorded: _Optional[_Union[FirstStepsRecorded, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ...) -> None: ...
 
 class ReadLog(_message.Message):
     __slots__ = ("id", "job", "generation", "rank", "offset", "bytes_max")
@@ -332,6 +334,12 @@ class Welcome(_message.Message):
     shard_runs: bool
     first_steps_in_beats: bool
     def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ..., first_steps_in_beats: bool = ...) -> None: ...
+
+class Peers(_message.Message):
+    __slots__ = ("endpoints",)
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, endpoints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ()

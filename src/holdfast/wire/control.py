@@ -113,6 +113,10 @@ def encode_welcome(
     )
 
 
+def encode_peers(endpoints: Iterable[str]) -> pb.SupervisorMessage:
+    return pb.SupervisorMessage(peers=pb.Peers(endpoints=list(endpoints)))
+
+
 def encode_ack(seq: int) -> pb.SupervisorMessage:
     return pb.SupervisorMessage(ack=pb.ReportAck(seq=seq))
 

@@ -271,6 +271,30 @@ def test_exception_reaches_the_signal_with_type_frames_and_log(agent: Agent, tmp
     assert "forked.py" not in "\n".join(exited.log_tail)  # the user's traceback is the user's
 
 
+ABORTED = """
+import os
+os.write(2, b"terminate called after throwing an instance of 'std::runtime_error'\\n  what():  an earlier one\\n")
+os.write(2, b"terminate called after throwing an instance of 'c10::DistBackendError'\\n"
+    b"  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: CUDA error: "
+    b"uncorrectable ECC error encountered\\nCUDA kernel errors might be reported later\\n\\n"
+    b"Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):\\n"
+    b"frame #5: c10d::ProcessGroupNCCL::watchdogHandler() + 0x77c (0x7f in libtorch_cuda.so)\\n\\n"
+    b"Fatal Python error: Aborted\\n\\n" + b'  File "/model.py", line 9 in forward\\n' * 500)
+os.abort()
+"""
+
+
+def test_exception_of_cpp_that_aborts_the_process_is_read_from_its_log(agent: Agent, tmp_path: Path) -> None:
+    start_job(agent.plane, prepare_order("aborts", script(tmp_path, "aborts", ABORTED)))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "aborts")
+    assert (exited.signal, exited.exit_code) == (signal.SIGABRT, None)
+    assert exited.error is not None
+    assert exited.error.type == "c10.DistBackendError"
+    assert exited.error.message == (
+        "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later"
+    )
+
+
 @pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("sys.exit('the reason')", 1), ("sys.exit()", 0)])
 def test_system_exit_keeps_its_code_and_runs_exit_handlers(agent: Agent, tmp_path: Path, body: str, code: int) -> None:
     job = f"exit-{code}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from supervising import PlayedAgent, Running, facts, job_body, start_supervisor, until_phase
 from waiting import TIMEOUT_S, quickest_async, wait_until_async
 
+from holdfast.domain import orders
+from holdfast.domain.nodes import PEERS, Check, Preflight
 from holdfast.domain.orders import FirstStepsRecorded, Hello, Inventory, OrderDone
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
@@ -65,6 +68,31 @@ async def test_welcome_then_an_acknowledgement(tmp_path: Path) -> None:
         assert list(welcome.welcome.diagnostics) == ["127.0.0.1:1"]
         assert welcome.welcome.supervisor == "sup-1"
         assert ack.ack.seq == 7
+
+
+async def test_an_agent_that_reaches_no_other_node_receives_those_that_are_there(tmp_path: Path) -> None:
+    """Those that it was told in its Welcome may have been replaced weeks ago."""
+
+    def tested(seq: int, *, ok: bool) -> pb.AgentMessage:
+        return encode_report(orders.Tested(Preflight(1.0, 0.1, (Check(PEERS, ok, "0 of 2 answer"),))), seq)
+
+    async def present() -> list[str]:
+        while (message := await call.read()).WhichOneof("message") != "peers":
+            assert message.WhichOneof("message") == "ack"
+        return list(message.peers.endpoints)
+
+    async with supervisor(tmp_path) as sup, session(sup.control, hello(seq=1, replicator_endpoint="n1:1")) as call:
+        assert [(await call.read()).WhichOneof("message") for _ in range(2)] == ["welcome", "ack"]
+        async with session(sup.control, hello("n2", replicator_endpoint="n2:1")) as other:
+            assert list((await other.read()).welcome.peers) == ["n1:1"]
+            await call.write(tested(2, ok=True))
+            await call.write(tested(3, ok=False))
+            assert await present() == ["n2:1"]
+        with anyio.fail_after(TIMEOUT_S):
+            for seq in itertools.count(4):  # until the supervisor knows that the other one is gone
+                await call.write(tested(seq, ok=False))
+                if not await present():
+                    break
 
 
 async def test_a_foreign_protocol_version_is_refused_by_name(tmp_path: Path) -> None:

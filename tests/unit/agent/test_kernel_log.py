@@ -78,6 +78,14 @@ def test_lines_that_do_not(text: str) -> None:
         "", "[ 12.3] ", "[   12.345678] ", "[   12.345678][ T1234] ", "[123456.789012][  C17] ", "<4>[   12.345678] ", "<4>",
         "Nov 24 10:00:00 node-7 kernel: ", "Nov  4 10:00:00 node-7 kernel: [   12.345678] ",
         "2026-11-24T10:00:00.123456+00:00 node-7.rack kernel: [   12.345678] ", "2026-11-24T10:00:00Z node-7 kernel: ",
+        # dmesg with -T in four languages, --time-format iso, reltime and delta, -d, -x
+        "[Tue Nov 24 10:00:00 2026] ", "[Di Nov  4 10:00:00 2026] ", "[mar. nov. 24 10:00:00 2026] ",
+        "[二 11月 24 10:00:00 2026] ",
+        "2026-11-24T10:00:00,123456+00:00 ", "[Nov24 10:00] ", "[  +0.000012] ", "[   12.345678 <    0.000012>] ",
+        "kern  :err   : [   12.345678] ", "kern  :warn  : [Tue Nov 24 10:00:00 2026] ",
+        # journalctl -o short-precise, short-full, short-monotonic and short-unix; RFC 5424
+        "Nov 24 10:00:00.123456 node-7 kernel: ", "Tue 2026-11-24 10:00:00 CET n7 kernel: ", "[   12.345678] node-7 kernel: ",
+        "1795514400.123456 node-7 kernel: ", "<3>1 2026-11-24T10:00:00.123456+00:00 node-7 kernel - - - ",
     ],
 )  # fmt: skip
 def test_what_stands_before_the_kernels_message(prefix: str) -> None:
@@ -110,6 +118,9 @@ FORGED = [
     "x Memory cgroup out of memory: Killed process 1",
     # what a program says in a log of all programs
     "Nov 24 10:00:00 node-7 python[42]: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    "Tue 2026-11-24 10:00:00 CET node-7 python[42]: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    "user  :notice: [   12.345678] NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+    "[Tue Nov 24 10:00:00 2026] python kernel: NVRM: Xid (PCI:0000:18:00)[42]: segfault at 0 ip 0 sp 0 error 4 in 79, ",
     "Nov 24 10:00:00 node-7 python: Nov 24 10:00:00 node-7 kernel: NVRM: Xid (PCI:0000:18:00): 79, ",
 ]
 
@@ -149,7 +160,13 @@ def test_recorded_lines(row: dict[str, str]) -> None:
 
 
 def test_unreadable_lines_are_distinguished_from_lines_of_others() -> None:
-    for garbled in ("NVRM: Xid (oops): 79,", "\ufffd\ufffd", "a\x00b", "NVRM: Xid (PCI:0000:18:00): lost"):
+    for garbled in (
+        '{"message": "NVRM: Xid (PCI:0000:18:00): 79, pid=1"}',
+        "NVRM: Xid (oops): 79,",
+        "\ufffd\ufffd",
+        "a\x00b",
+        "NVRM: Xid (PCI:0000:18:00): lost",
+    ):
         assert is_garbled(garbled)
         assert recognise(garbled) is None
     for row in LINES:

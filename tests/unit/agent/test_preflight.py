@@ -227,6 +227,25 @@ async def test_peers_are_knocked_at() -> None:
     assert "1 of 3" in check.detail
 
 
+@pytest.mark.anyio
+@virtual
+async def test_nodes_that_are_gone_for_good_keep_no_node_from_ranks(anyio_backend: Any) -> None:
+    async with stage() as played:
+        played.tests.know_peers(["gone-1:x", "gone-2:x"])
+        await anyio.sleep(3)
+        assert "peers" in played.reports[0].failures
+        played.tests.replace_peers(["gone-3:x", "gone-4:x"])  # none of them was known: the test is repeated at once …
+        await anyio.sleep(3)
+        assert "gone-4" in played.reports[1].failures
+        assert "gone-1" not in played.reports[1].failures
+        played.tests.replace_peers(["gone-4:x", "gone-5:x"])  # … but not for each node that is new
+        await anyio.sleep(3)
+        assert len(played.reports) == 2
+        played.tests.replace_peers(())  # no other node is there
+        await anyio.sleep(3)
+        assert played.reports[2].failures == ""
+
+
 # ---------------------------------------------------------------- what each check calls a failure
 
 SAMPLE = GpuSample("n0", 1.0, (0, 1), ("a", "b"), (40.0,) * 2, (90.0,) * 2, (0, 0), (0, 0), (0, -1), (False, False))

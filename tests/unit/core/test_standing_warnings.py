@@ -32,6 +32,7 @@ def warn(
     severity: Severity = Severity.WARNING,
     contradicts: str = "",
     name: str = "slow",
+    rank: int | None = None,
 ) -> Finding:
     fleet.finding_count += 1
     finding = Finding(
@@ -42,6 +43,7 @@ def warn(
         since=fleet.now - 0.05,
         summary=f"{node} is slow.",
         node=node,
+        rank=rank,
         job=JOB,
         generation=fleet.job.number,
         cost_share=cost_share,
@@ -277,6 +279,20 @@ def test_two_slow_nodes_are_not_swapped_for_each_other_again_and_again() -> None
     assert actions(fleet).count(ActionKind.HOT_SWAP) == 1
     assert "swapped out for being slow themselves" in fleet.notes()
     assert all(node.usable for node in fleet.state.nodes.values())
+
+
+def test_a_rank_that_is_slow_on_every_node_uses_up_no_spares() -> None:
+    """It has more work than the others: a busy expert, an uneven split of the data, a log that only this rank writes."""
+    fleet = training(spares=5)
+    for _ in range(30):
+        assert fleet.job.generation is not None
+        warn(fleet, fleet.job.generation.nodes[1], rank=1)
+        if fleet.job.planned is not None:
+            fleet.train(fleet.job.planned.at_step, save=True)
+            fleet.run()
+        later(fleet, 900.0)
+    assert actions(fleet).count(ActionKind.HOT_SWAP) == 1
+    assert "but rank 1 was slow on n1, too: it may have more work" in fleet.notes()
 
 
 def test_a_warning_that_is_withdrawn_before_the_change_changes_nothing() -> None:

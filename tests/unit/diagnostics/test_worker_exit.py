@@ -14,6 +14,10 @@ from holdfast.domain import tracing
 from holdfast.domain.findings import Blamed, FindingKind, Remedy
 from holdfast.domain.signals import ClockTick, WorkerError, WorkerExited
 
+NCCL_ON_CUDA = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error, NCCL version 2.27.3\nncclUnhandledCudaError: Last error:\n"
+)
+
 
 @pytest.fixture
 def fleet() -> Fleet:
@@ -187,6 +191,19 @@ def test_an_exception_is_dated_by_its_own_time(fleet: Fleet) -> None:
         (WorkerError("RuntimeError", "[/gloo/transport/tcp/pair.cc:534] Connection reset by peer"), False),
         (WorkerError("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"), False),
         (WorkerError("ConnectionRefusedError", "[Errno 111] Connection refused"), False),
+        (
+            WorkerError("c10.DistBackendError", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL("),
+            False,
+        ),
+        (WorkerError("c10.Error", "[pair.cc:553] Connection closed by peer [10.0.0.1]:17839"), False),
+        (WorkerError("c10.Error", "Expected all tensors to be on the same device"), True),
+        (WorkerError("gloo.IoException", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), False),
+        (WorkerError("c10.DistBackendError", "CUDA error: uncorrectable ECC error encountered"), True),
+        (WorkerError("torch.distributed.DistBackendError", NCCL_ON_CUDA + "Cuda failure 2 'out of memory'"), True),
+        (
+            WorkerError("torch.distributed.DistBackendError", NCCL_ON_CUDA + "Cuda failure 802 'system not yet init"),
+            True,
+        ),
         (WorkerError("RuntimeError", "CUDA error: an illegal memory access was encountered"), True),
         (WorkerError("ValueError", "nccl is not a valid optimizer"), True),
         (WorkerError("OSError", "[Errno 28] No space left on device"), True),
@@ -202,6 +219,41 @@ def test_the_watchdogs_abort_is_an_echo(fleet: Fleet) -> None:
     assert fleet.found == []
     fleet.exits(2, signal=11, log_tail=("nccl loaded",))
     assert fleet.only().rank == 2
+
+
+WARNED = (  # by every script that ends without destroy_process_group(), since torch 2.4
+    "[rank1]:[W825 13:09:39.967659278 ProcessGroupNCCL.cpp:1538] Warning: WARNING: destroy_process_group() was not called "
+    "before program exit, which can leak resources. (function operator())"
+)
+GLOO = "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+NCCL = "node-1:3054646:3054695 [1] NCCL INFO ncclCommInitRank comm 0x5581 rank 1 nranks 4 - Init COMPLETE"
+AFTER_AN_ERROR = (
+    '  File "/site-packages/torch/nn/parallel/distributed.py", line 800 in forward',
+) * 20  # of faulthandler
+
+
+@pytest.mark.parametrize(
+    ("log_tail", "own"),
+    [
+        (("NCCL version 2.27.3+cuda12.9", GLOO, "ERROR: the vocabulary is empty"), True),
+        ((NCCL, "the vocabulary is empty", WARNED), True),
+        (("[rank1]: KeyError: 'lr'", WARNED), True),
+        (("ConnectionResetError: [Errno 104] Connection reset by peer", *(f"shard {n} again" for n in range(9))), True),
+        (("[E817 17:40:34.227 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 1] Process group watchdog thread terminated with "
+          "exception: CUDA error: uncorrectable ECC error encountered", *AFTER_AN_ERROR), True),
+        (("[rank1]:[E210 02:06:33.393 ProcessGroupNCCL.cpp:636] [Rank 1] To avoid data inconsistency, we are taking the "
+          "entire process down.", *AFTER_AN_ERROR), False),
+        (("frame #3: c10d::ProcessGroupNCCL::ncclCommWatchdog() + 0x14d (0x7f in libtorch_cuda.so)", *AFTER_AN_ERROR), False),
+        (("[rank1]: torch.distributed.DistBackendError: NCCL error in: x.cpp:93, unhandled system error", WARNED), False),
+        (("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:17839", GLOO), False),
+    ],
+)  # fmt: skip
+def test_only_what_states_why_a_process_ended_makes_it_an_echo(
+    fleet: Fleet, log_tail: tuple[str, ...], own: bool
+) -> None:
+    """Scripts that print their exception themselves, or end by an exit code, leave only the log."""
+    fleet.exits(1, exit_code=1, log_tail=log_tail)
+    assert bool(fleet.found) is own
 
 
 # ------------------------------------------------------------------ the same exception again

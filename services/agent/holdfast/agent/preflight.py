@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from holdfast.agent import preflight_checks
 from holdfast.agent.collectors.protocol import Emit
 from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.hosts import host_and_port
-from holdfast.domain.nodes import Check, Preflight
+from holdfast.domain.nodes import PEERS, Check, Preflight
 from holdfast.domain.orders import Report, Tested
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
 from holdfast.runtime import freeze
@@ -107,6 +107,14 @@ class Preflights:
             self._peers.move_to_end(endpoint)
         while len(self._peers) > PEERS_MAX:
             self._peers.popitem(last=False)
+
+    def replace_peers(self, endpoints: Sequence[str]) -> None:
+        """Forget all other nodes but these, which have a session now. If the last test knew none of them, and failed because no
+        other node answered, repeat it now."""
+        outdated = self._peers.keys().isdisjoint(endpoints) and self.newest.has_failed(PEERS)
+        self._peers = OrderedDict.fromkeys(endpoints[-PEERS_MAX:])
+        if outdated:
+            self._tested_at = 0.0
 
     def make_way(self) -> None:
         """Cancel a running test, because a job needs this node."""

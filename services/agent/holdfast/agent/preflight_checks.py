@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.collectors.host import write_latency
-from holdfast.domain.nodes import Check
+from holdfast.domain.nodes import PEERS, Check
 from holdfast.domain.signals import GpuHealth, GpuSample, NicSample
 
 DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
@@ -206,16 +206,16 @@ def peers(reached: Sequence[str], refused: Sequence[str], silent: Sequence[str])
     this node's network has failed. A single one may be down, and one that refuses a connection answers: its replicator has
     ended, or has another port since it was started again."""
     if not reached and not refused and not silent:
-        return Check("peers", None, "no other node is known yet")
+        return Check(PEERS, None, "no other node is known yet")
     detail = f"{len(reached)} of {len(reached) + len(refused) + len(silent)} replicators of other nodes answer"
     if silent:
         detail += f"; not {', '.join(silent)}"
     if refused:
         detail += f"; the machine refuses connections to {', '.join(refused)}"
     if reached:
-        return _check("peers", True, detail)
+        return _check(PEERS, True, detail)
     machines = {endpoint.rpartition(":")[0] for endpoint in silent}
-    return _check("peers", False if len(machines) >= SILENT_PEERS_MIN and not refused else None, detail)
+    return _check(PEERS, False if len(machines) >= SILENT_PEERS_MIN and not refused else None, detail)
 
 
 def _check(name: str, ok: bool | None, detail: str) -> Check:

@@ -255,6 +255,7 @@ class Agent:
             reports=Reports(),
             on_diagnostics=self._uplink.use,
             on_peers=self._preflights.know_peers,
+            on_present_peers=self._preflights.replace_peers,
             on_saved_by_all=self._replicator.retain,
             beat=lambda first_steps: encode_beat(
                 time.time(),

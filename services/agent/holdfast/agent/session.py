@@ -51,8 +51,8 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 class Session:
     """`hello` and `inventories` are called at the start of every session, `beat` twice a second, with the first steps that are
-    not recorded. `on_diagnostics` receives the endpoints for telemetry, `on_peers` replicators of other nodes, and
-    `on_saved_by_all` the newest step that every node has.
+    not recorded. `on_diagnostics` receives the endpoints for telemetry, `on_peers` replicators of other nodes,
+    `on_present_peers` those that replace all others, and `on_saved_by_all` the newest step that every node has.
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
     `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
@@ -73,6 +73,7 @@ class Session:
         beat: Callable[[Sequence[RanksStepping]], pb.AgentMessage] = lambda stepping: encode_beat(
             time.time(), first_steps=stepping
         ),
+        on_present_peers: Callable[[Sequence[str]], None] = lambda _: None,
         log_reads: LogReads | None = None,
         read_gpus: Callable[[], Sequence[GpuState]] = tuple,
         read_ranks: Callable[[str], MeasuredRanks] = lambda _: MeasuredRanks(),
@@ -85,7 +86,7 @@ class Session:
         self._executor = executor
         self._reports = reports
         self._on_diagnostics = on_diagnostics
-        self._on_peers = on_peers
+        self._on_peers, self._on_present_peers = on_peers, on_present_peers
         self._on_saved_by_all = on_saved_by_all
         self._beat = beat
         self._log_reads = log_reads
@@ -250,6 +251,8 @@ class Session:
             case "first_steps_recorded":
                 recorded = decode_first_steps_recorded(message.first_steps_recorded)
                 self._reports.recorded(recorded.job, recorded.generation)
+            case "peers":
+                self._on_present_peers(tuple(message.peers.endpoints))
             case "heard":
                 pass
             case "read_log" if self._log_reads is not None:

@@ -17,12 +17,21 @@ from holdfast.domain.signals import KernelEvent
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
-# Text before the message: the record's priority as in /proc/kmsg, syslog's date, host and tag, the time since the boot, the
-# caller. Only the kernel's tag is accepted, because messages of programs to syslog have other tags.
-_DATE = r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}|[0-9]{4}-[0-9-]{5}T[0-9:.,+Z-]{8,24})"
+# Text before the message: the priority as in /proc/kmsg, the level's name (dmesg -x), a date or a time in the formats of
+# syslog, dmesg and journalctl, in any language, host and tag, the time since the boot, the caller. Only the kernel's tag is
+# accepted, because messages of programs to syslog have other tags.
+_WORD = r"[^\s\[\]:]{1,16}"
+_DATE = (
+    r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8}(?:\.[0-9]{1,9})?|[0-9]{10}\.[0-9]{1,9}"
+    rf"|(?:{_WORD} )?[0-9]{{4}}-[0-9-]{{5}}[T ][0-9:.,+Z-]{{8,24}}(?: [A-Z0-9+-]{{1,6}}(?= \S{{1,255}} kernel:))?)"
+)
+_TIME = (
+    r"\[(?: {0,8}\+?[0-9]{1,10}(?:\.[0-9]{1,9})?(?: < {0,8}[0-9.]{1,20}>)?"
+    rf"|(?:{_WORD} {{1,2}}){{1,3}}[0-9:]{{5,8}}(?: [0-9]{{4}})?)\] ?"
+)
 _PREFIX = re.compile(
-    rf"(?:<[0-9]{{1,3}}>)?(?:{_DATE} [^\s:\[]{{1,255}} kernel: ?)?"
-    r"(?:\[ {0,8}[0-9]{1,10}(?:\.[0-9]{1,9})?\] ?)?(?:\[ {0,8}[TC][0-9]{1,10}\] ?)?"
+    rf"(?:<[0-9]{{1,3}}>)?(?:1 )?(?:kern {{1,3}}:[a-z]{{3,6}} {{0,3}}: )?"
+    rf"(?:(?:{_DATE} |{_TIME})(?:[^\s:\[]{{1,255}} kernel(?:: ?| - - - ))?)?(?:{_TIME})?(?:\[ {{0,8}}[TC][0-9]{{1,10}}\] ?)?"
 )
 # Messages about a program contain names that the program chooses: its own (15 characters, at the start) and those of its files
 # and threads. So every pattern starts at the beginning of the kernel's message and is as strict as the kernel's format.
@@ -65,14 +74,21 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
         ),
     ),
     (
+        KernelEvent.DISK_ERROR,
+        re.compile(r"(?:blk_update_request: )?(?:I/O|critical medium|critical target) error, dev (?:nvme|sd|dm-|md)"),
+    ),
+    (
         KernelEvent.READ_ONLY,
-        re.compile(r"[\w-]{1,16}(?: \w{1,16})? \([^)]{1,64}\): [Rr]emounting file ?system read-only"),
+        re.compile(
+            r"[\w-]{1,16}(?: \w{1,16})? \([^)]{1,64}\): [Rr]emounting file ?system read-only"
+            r"|XFS \([^)]{1,64}\): .*(?:[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)"
+        ),
     ),
     (
         KernelEvent.MLX5_HEALTH,
         re.compile(
             r"mlx5_\w{1,16} .*(?:health compromised|device's health|poll_health.*(?:[Ff]atal|miss)"
-            r"|health recovery flow aborted)"
+            r"|health recovery flow aborted|firmware internal error|handling bad device)"
         ),
     ),
     (KernelEvent.MLX5_COMMAND, re.compile(r"mlx5_\w{1,16} .*[Ww]ill cause a leak of a command resource")),
@@ -80,7 +96,23 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
         KernelEvent.MACHINE_CHECK,
         re.compile(
             r"(?:mce: )?(?:\{[0-9]{1,10}\})?(?:(?:\[Hardware Error\]: )?Machine check events logged"
-            r"|\[Hardware Error\]: .*Machine [Cc]heck)"
+            r"|\[Hardware Error\]: (?:.*Machine [Cc]heck|event severity: (?:fatal|recoverable)))"
+            r"|EDAC \w{1,16}: [0-9]{1,10} UE "
+        ),
+    ),
+    (
+        KernelEvent.ADAPTER_STALL,
+        re.compile(
+            r"(?:\w{1,16} [0-9a-f:.]{7,16} \S{1,16}: )?"
+            r"(?:NETDEV WATCHDOG: .*transmit queue [0-9]{1,5} timed out|TX timeout detected|Keep alive watchdog timeout)"
+        ),
+    ),
+    (KernelEvent.NVSWITCH, re.compile(r"nvidia-nvswitch[0-9]{1,3}: SXid \([^)]{1,32}\): [0-9]{1,6}, Fatal\b")),
+    (
+        KernelEvent.ACCELERATOR,
+        re.compile(
+            r"amdgpu [0-9a-f:.]{7,16}: (?:amdgpu: )?(?:GPU reset begin!|[0-9]{1,10} uncorrectable hardware errors detected)"
+            r"|habanalabs \S{1,16}: (?:hl[0-9]{1,3}: )?Device is going to be hard-reset"
         ),
     ),
 )
@@ -154,12 +186,13 @@ def recognise(text: str, named: str = "") -> Recognised | None:
 
 
 def is_garbled(text: str) -> bool:
-    """Whether an unrecognised line looks like a relevant one, or is not text. Such lines are counted and logged."""
+    """Whether an unrecognised line looks like a relevant one, or is not text. They are counted and logged: a file may have
+    a prefix that is not known."""
     text = text[:TEXT_CHARS_MAX]
     if _NO_NUMBER.match(text) or "\x00" in text or "\ufffd" in text:
         return True
     message = _message(text)
-    return message.startswith(_XID_MARK) and _XID.match(message) is None
+    return _XID_MARK in message and _XID.match(message) is None
 
 
 def _message(text: str) -> str:

@@ -1,9 +1,11 @@
-"""Reads the error file of a worker, in the format of torchelastic, as the worker template or torch's `@record` writes it."""
+"""Reads why a worker failed: its error file, in the format of torchelastic, as the worker template or torch's `@record` writes
+it, or what the C++ runtime printed before it aborted the process."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +23,15 @@ CALLS_MAX = 1024
 CALL_CHARS_MAX = 220
 SEQ_MAX = 1 << 62
 
+# Of libstdc++, for an exception that no thread has caught. torch's watchdog of NCCL ends a process in this way. The frames that
+# torch appends are not part of the message; faulthandler may have printed much after it.
+_UNCAUGHT = re.compile(
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n"
+    r"  what\(\):  (?P<message>.*?)(?=\n(?:Exception raised from |frame #\d|\n|Fatal Python error: |terminate called )|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_WATCHDOGS = re.compile(r"\A\[PG.{0,200}? watchdog thread terminated with exception: ", re.IGNORECASE | re.DOTALL)
+LOG_BYTES_MAX = 64 << 10
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
@@ -34,6 +45,24 @@ def read_error_file(path: Path, uid: int | None = None) -> WorkerError | None:
         return _parse(record["message"])
     except _UNREADABLE:
         return None
+
+
+def read_uncaught(log: Path) -> WorkerError | None:
+    """Return the C++ exception because of which the runtime aborted the process, from its log; None if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
+            text = file.read(LOG_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return None
+    uncaught = list(_UNCAUGHT.finditer(text))
+    if not uncaught:
+        return None
+    found = uncaught[-1]
+    message = _WATCHDOGS.sub("", found["message"])
+    return WorkerError(
+        _text(found["type"].replace("::", "."), FRAME_CHARS_MAX), _text(message.strip(), MESSAGE_CHARS_MAX)
+    )
 
 
 def _parse(message: object) -> WorkerError:

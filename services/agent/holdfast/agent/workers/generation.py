@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.agent.workers.errors import read_error_file
+from holdfast.agent.workers.errors import read_error_file, read_uncaught
 from holdfast.agent.workers.logs import tail
 from holdfast.agent.workers.misses import Misses
 from holdfast.agent.workers.procfs import process_facts
@@ -17,7 +18,14 @@ from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.notes import Note, SavedNote
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStarted, RanksStepping, StepReached
 from holdfast.domain.replication import TroubleKind
-from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
+from holdfast.domain.signals import (
+    CheckpointTrouble,
+    GenerationStarted,
+    GenerationStopped,
+    NodeSignal,
+    WorkerError,
+    WorkerExited,
+)
 
 # How long the report of first steps waits for the last `started` note, which may have been dropped.
 STARTED_NOTE_GRACE_S = 0.05
@@ -224,7 +232,7 @@ class LocalGeneration:
             signal=how.signal,
             step=self.progress.step_of(identity.rank) if self.progress is not None else 0,
             expected=worker.expected,
-            error=None if how.exit_code == 0 else read_error_file(identity.error_path, self.uid),
+            error=self._error(worker, how),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
             uptime_s=how.uptime_s - (how.at - at),
@@ -232,6 +240,12 @@ class LocalGeneration:
             observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
             submission=self.submission,
         )
+
+    def _error(self, worker: Worker, how: Exit) -> WorkerError | None:
+        if how.exit_code == 0:
+            return None
+        error = read_error_file(worker.identity.error_path, self.uid)
+        return read_uncaught(worker.identity.log_path) if error is None and how.signal == signal.SIGABRT else error
 
     def finished(self) -> RanksFinished | None:
         """Return the report that every rank has ended by itself with exit code 0; None if that is not the case."""

@@ -48,10 +48,15 @@ _OWN = frozenset(
         "UnicodeDecodeError",
     }
 )
-_DEVICE_OOM = re.compile(r"(?:CUDA|HIP) (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_DEVICE_OOM = re.compile(
+    r"(?:CUDA|HIP) (?:error: |failure (?:\d+ )?')?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|PT_DEVMEM Allocation failed",
+    re.IGNORECASE,
+)
 _NAN = re.compile(r"\bnan\b|\binf\b|not finite|non-finite", re.IGNORECASE)
 _NODE = re.compile(
-    r"system not yet initialized|error 802|CUDA unknown error|Found no NVIDIA driver|no CUDA GPUs|no CUDA-capable device"
+    r"system not yet initialized|error 802|CUDA unknown error|Found no NVIDIA driver|no (?:CUDA|HIP) GPUs"
+    r"|no (?:CUDA|ROCm)-capable device|CUDA driver initialization failed|synStatus.{0,64}Device acquire failed"
     r"|(?:NVML|RM) .*mismatch|Driver/library version mismatch|Failed to initialize NVML|driver version is insufficient"
     r"|NVIDIA driver on your system is too old|cannot open shared object file|cudaGetDeviceCount",
     re.IGNORECASE,
@@ -74,7 +79,7 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
     name, message = error.type.rpartition(".")[2], error.message
     if name == "OutOfMemoryError" or _DEVICE_OOM.search(message):
         return ErrorClass.DEVICE_OOM
-    if name == "MemoryError" or "Cannot allocate memory" in message:
+    if name in ("MemoryError", "bad_alloc") or "Cannot allocate memory" in message:
         return ErrorClass.HOST_OOM
     if name == "FloatingPointError" or (name in ("ValueError", "AssertionError") and _NAN.search(message)):
         return ErrorClass.NAN
@@ -91,6 +96,11 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
     if name in _ENVIRONMENT_TYPES or _ENVIRONMENT.search(message):
         return ErrorClass.ENVIRONMENT
     return ErrorClass.SCRIPT
+
+
+def is_of_a_device(message: str) -> bool:
+    """Whether a call of this process to its GPU failed, for lack of memory or for any other reason."""
+    return bool(_DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message))
 
 
 def is_assertion(error: WorkerError | None) -> bool:

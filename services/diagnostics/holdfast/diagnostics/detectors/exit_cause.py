@@ -13,16 +13,23 @@ import signal
 from collections.abc import Iterable
 from enum import IntEnum
 
+from holdfast.diagnostics.detectors.error_class import is_of_a_device
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
 MESSAGE_CHARS_MAX = 240  # of an exception, in a sentence
-_LOG_LINES_MAX = 8  # last lines of the log; earlier lines may mention NCCL in another context
+_LOG_LINES_MAX = (
+    8  # last lines of the log; earlier lines may be about another connection, or an exception that was caught
+)
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 # An exception of any other type is the script's own, whatever its message contains.
 _TRANSPORT_TYPES = frozenset(
     {
+        "IoException",  # of gloo
+        "EnforceNotMet",
+        "runtime_error",  # of C++
+        "c10.Error",
         "RuntimeError",
         "TimeoutError",
         "ConnectionError",
@@ -34,12 +41,20 @@ _TRANSPORT_TYPES = frozenset(
         "OSError",
     }
 )
-_COLLECTIVE_TEXT = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|gloo|nccl|tcpstore"
-    r"|processgroup|process group|watchdog caught collective|timed out waiting \d+ ?ms for (?:recv|send)"
-    r"|application timeout caused pair closure|remote process (?:exited|closed)|failed to recv|wait timeout after",
-    re.IGNORECASE,
+_COMPONENT = r"gloo|nccl|tcpstore|processgroup|process group|"
+_LOST = (
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)"
+    r"|watchdog caught collective|timed out waiting \d+ ?ms for (?:recv|send)"
+    r"|application timeout caused pair closure|remote process (?:exited|closed)|failed to recv|wait timeout after"
 )
+_LOST_TEXT = re.compile(_LOST, re.IGNORECASE)
+_COLLECTIVE_TEXT = re.compile(_COMPONENT + _LOST, re.IGNORECASE)
+# In a log, the names of the libraries also stand in lines that every healthy run prints: "NCCL version 2.27.3", "[Gloo] Rank 0
+# is connected …", "[W… ProcessGroupNCCL.cpp:1538] Warning: … destroy_process_group() was not called". Only these state why a
+# process ended: an exception of Python at the end of the log, an exception of C++ that nothing caught, its frames, and torch's
+# log lines of level error or fatal; faulthandler may have printed much after those.
+_EXCEPTION = re.compile(r"^(?:\[\S{1,40}\]: ?)*[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b")
+_ABORT = re.compile(r"what\(\):|terminate called after|^(?:\[\S{1,40}\]: ?)*frame #\d|\[[EF]\d{3,4} ")
 
 
 class Cause(IntEnum):
@@ -64,17 +79,23 @@ def cause_of(exit_: WorkerExited) -> Cause:
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
-            return Cause.COLLECTIVE
+            # NCCL could not use the GPU of this rank: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
+            return Cause.OWN if is_of_a_device(exit_.error.message) else Cause.COLLECTIVE
         if of_a_client(exit_.error):
             return Cause.OWN
-        cascading = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
+        is_transport = not _TRANSPORT_TYPES.isdisjoint((name, exit_.error.type))
+        cascading = is_transport and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
         return Cause.COLLECTIVE if cascading else Cause.OWN
     # Without an error file only the log is available. NCCL's watchdog ends a process by abort(); any other POSIX signal is a
     # failure of this process itself.
     if exit_.signal is not None and exit_.signal != signal.SIGABRT:
         return Cause.OWN
     log_end = exit_.log_tail[-_LOG_LINES_MAX:]
-    return Cause.COLLECTIVE if any(_COLLECTIVE_TEXT.search(line) for line in log_end) else Cause.OWN
+    reasons = [line for line in exit_.log_tail if _ABORT.search(line)] + list(filter(_EXCEPTION.search, log_end))
+    if any(map(is_of_a_device, reasons)):
+        return Cause.OWN
+    cascading = any(map(_COLLECTIVE_TEXT.search, reasons)) or any(map(_LOST_TEXT.search, log_end))
+    return Cause.COLLECTIVE if cascading else Cause.OWN
 
 
 def failed_at(exit_: WorkerExited) -> float:

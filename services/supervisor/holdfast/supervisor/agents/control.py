@@ -16,8 +16,8 @@ import grpc
 import structlog
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
-from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import Hello
+from holdfast.domain.nodes import PEERS, NodeFacts
+from holdfast.domain.orders import Hello, Tested
 from holdfast.runtime.grpc_access import caller
 from holdfast.runtime.grpc_server import write_whole
 from holdfast.runtime.refusal_log import RefusalLog
@@ -34,6 +34,7 @@ from holdfast.wire.control import (
     decode_telemetry_cut_s,
     decode_versions,
     encode_ack,
+    encode_peers,
     encode_welcome,
 )
 
@@ -156,6 +157,8 @@ class ControlServicer(pb_grpc.ControlServicer):
         event = node_reported(self._clock(), session.node, session.incarnation, message.seq, report, session.number)
         acknowledge = partial(session.offer, encode_ack(message.seq))
         sessions.inbox.report(event, raw, acknowledge)
+        if isinstance(report, Tested) and report.preflight.has_failed(PEERS):
+            session.offer(encode_peers(sessions.peers(session)))
 
 
 def add_to_server(servicer: ControlServicer, server: grpc.aio.Server) -> None:
