@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -78,17 +79,18 @@ class Ending(Quickening):
     """The leader, an agent or a machine ends between two of the messages by which the ranks agree."""
 
     def __init__(self, seed: int, *, measuring: bool) -> None:
-        self.faults = 0
+        self.ended = 0
         super().__init__(seed, fold=self._fold, measuring=measuring)
 
     def _fold(self, state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         after, commands = step(state, event)
         orders = [command.order for command in commands if isinstance(command, Send)]
         proposed = any(isinstance(order, CheckpointNow) and order.stage == SaveStage.PROPOSED for order in orders)
-        if proposed and self.faults < FAULTS_MAX:
-            self.faults += 1
-            others = [] if self.control_plane_only else [self._restart_agent, self._lose_node]
-            kinds = [self._crash_supervisor, self._crash_supervisor, self._lose_leader, *others]
+        if proposed and self.ended < FAULTS_MAX:
+            self.ended += 1
+            others = [] if self.control_plane_only else [self.faults.restart_agent, self.faults.lose_node]
+            crash = self.faults.crash_supervisor
+            kinds: list[Callable[[], None]] = [crash, crash, self._lose_leader, *others]
             self.world.soon(0.0, 0.2, self.world.chance.choice(kinds))
         return after, commands
 
@@ -163,10 +165,10 @@ def test_an_interval_without_an_agreement_is_found() -> None:
 @pytest.mark.parametrize("measuring", [False, True], ids=["requests", "intervals"])
 def test_whoever_ends_between_two_messages_no_restore_gets_a_step_that_some_ranks_did_not_save(measuring: bool) -> None:
     """`Invariants` compares each restore with what was saved, and each step with what all nodes did."""
-    alone = faults = 0
+    alone = ended = 0
     for seed in ENDING_SEEDS:
         world = Ending(seed, measuring=measuring)
         world.run()
-        alone, faults = alone + world.training.decided_alone, faults + world.faults
-    assert faults > FAULTS_MAX // 2
+        alone, ended = alone + world.training.decided_alone, ended + world.ended
+    assert ended > FAULTS_MAX // 2
     assert alone, "in some of these worlds ranks had to go on without the result"

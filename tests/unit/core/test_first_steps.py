@@ -152,6 +152,12 @@ def test_ranks_that_ended_are_not_missing_and_do_not_step_for_the_others() -> No
     assert "1 of 2 ranks" in warning.finding.summary
 
 
+def first_message_s(fleet: Fleet) -> float:
+    order = fleet.orders(Prepare)["n0"]
+    assert isinstance(order, Prepare)
+    return order.first_message_s
+
+
 @pytest.mark.parametrize(("first_step_timeout_s", "waited_s"), [(0.0, FIRST_MESSAGE_S), (60.0, 30.0)])
 def test_ranks_that_import_for_long_are_waited_for_once_the_script_has_reported_steps(
     first_step_timeout_s: float, waited_s: float
@@ -159,13 +165,13 @@ def test_ranks_that_import_for_long_are_waited_for_once_the_script_has_reported_
     """Otherwise they would count as running five seconds after each restart."""
     fleet = Fleet(2)
     fleet.submit(job(dp=2, first_step_timeout_s=first_step_timeout_s))
-    assert fleet.orders(Prepare)["n0"].first_message_s == 0.0, "nothing is known of the script"
+    assert first_message_s(fleet) == 0.0, "nothing is known of the script"
     fleet.answer_orders()
     fleet.step_all(0)  # the agents assume it
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    assert fleet.orders(Prepare)["n0"].first_message_s == 0.0, "it has reported nothing"
+    assert first_message_s(fleet) == 0.0, "it has reported nothing"
     fleet.answer_orders()
     fleet.step_all(0)
     fleet.train(3)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    assert fleet.orders(Prepare)["n0"].first_message_s == waited_s
+    assert first_message_s(fleet) == waited_s
