@@ -205,6 +205,11 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         (incident("decided"), "decided   hot_swap: a spare is there [x]"),
         (incident("recovering", action=None), f"recovering : {NASTY}"),
         (incident("resolved", first_step_at=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
+        (
+            incident("resolved", first_step_at=25.0, phases_s={"script": 13.42, "first_step": 0.3}),
+            f"resolved  {NASTY}: hot_swap, 15.00 s from fault to first step, 13.4 s of it until the script called "
+            "holdfast.train: `preload: [auto]` loads its imports ahead",
+        ),
         (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
         (incident("failed"), f"failed    {NASTY}: hot_swap led to no new step"),
         (

@@ -27,6 +27,7 @@ NODES_EVERY = 5  # polls; requesting the states of all nodes is the slow part
 SETTLE_MAX_S = 30.0  # after the end, for the last checkpoint to reach the disks; copies continue beyond it
 WARNINGS_EVERY = 10  # polls: two requests for the newest findings
 NODES_NAMED_MAX = 4
+SLOW_IMPORTS_S = 3.0  # longer ones are mentioned after a recovery
 SILENCE_MAX_S = 900.0  # training continues while the control plane does not answer
 
 
@@ -218,11 +219,13 @@ def _incident_lines(client: Client, name: str, seen: set[tuple[str, str]], job: 
         seen.add(key)
         if unseen and incident["state"] != "open" and escape(incident["cause"].rstrip(".")) not in describe(incident):
             yield describe({**incident, "state": "open"})  # the cause, because the next line has the action only
-        yield describe(incident, stepped=bool(job.get("step")))
+        preload = (job.get("spec") or {}).get("preload") or ()
+        yield describe(incident, stepped=bool(job.get("step")), learns="auto" in preload)
 
 
-def describe(incident: Mapping[str, Any], *, stepped: bool = True) -> str:
-    """Describe the current state of an incident in one line of markup. `stepped`: the script has reported steps."""
+def describe(incident: Mapping[str, Any], *, stepped: bool = True, learns: bool = False) -> str:
+    """Describe the current state of an incident in one line of markup. `stepped`: the script has reported steps. `learns`: the
+    worker template learns the script's imports."""
     action = incident.get("action") or {}
     kind, cause = action.get("kind", ""), escape(incident["cause"].rstrip("."))
     reason = escape(action.get("reason") or incident["cause"])
@@ -232,10 +235,19 @@ def describe(incident: Mapping[str, Any], *, stepped: bool = True) -> str:
         case "resolved" if incident.get("first_step_at"):
             took = incident["first_step_at"] - incident["fault_at"]
             ran = "first step" if stepped else "all ranks running again"
-            return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to {ran}"
+            return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to {ran}{_slow_imports(incident, learns)}"
         case "failed" if kind and kind != "stop":
             return f"[red]failed[/]    {cause}: {kind} led to no new step"
         case "failed":
             return f"[red]stopped[/]   {reason if cause in reason else f'{cause}: {reason}'}"
         case state:
             return f"[yellow]{state:9}[/] {kind}: {reason}"
+
+
+def _slow_imports(incident: Mapping[str, Any], learns: bool) -> str:
+    """How much of a recovery the script needed until it called the library, if that is long."""
+    script_s = (incident.get("phases_s") or {}).get("script", 0.0)
+    if script_s < SLOW_IMPORTS_S:
+        return ""
+    advice = "" if learns else r": `preload: \[auto]` loads its imports ahead"
+    return f", {script_s:.1f} s of it until the script called holdfast.train{advice}"
