@@ -83,7 +83,7 @@ class EventTail:
 
 
 def is_sent(delivery: Delivery) -> bool:
-    """Whether readers get an event: not a policy's question, of a large job 100 KB, which `/v1/jobs/{name}/policy/questions` has."""
+    """Whether readers get an event: not a policy's question, of a large job 100 KB, which has a route of its own."""
     return delivery.entry.type != PolicyAsked.__name__
 
 
