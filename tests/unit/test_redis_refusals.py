@@ -47,7 +47,7 @@ async def test_a_redis_that_loads_its_data_is_to_be_waited_for() -> None:
     async def attempt() -> None:
         raise exceptions.BusyLoadingError("Redis is loading the dataset in memory")
 
-    with pytest.raises(RedisAway, match="loading the dataset.*; it reads its data after a start: wait until it has"):
+    with pytest.raises(RedisAway, match=r"loading the dataset.*; it reads its data after a start: wait until it has"):
         await connection.call(attempt)
 
 
