@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from holdfast.domain.errors import Unavailable
+from holdfast.domain.errors import RedisAway, Unavailable
 from holdfast.log.connection import Connection
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +39,16 @@ async def test_a_refusal_says_what_to_do(said: str, shown: str) -> None:
     assert found.startswith("Redis at 127.0.0.1:1 does not serve now: ")
     assert shown in advice
     assert "user_script" not in found
+
+
+async def test_a_redis_that_loads_its_data_is_to_be_waited_for() -> None:
+    connection = Connection("redis://127.0.0.1:1/0", block_s=0.1)
+
+    async def attempt() -> None:
+        raise exceptions.BusyLoadingError("Redis is loading the dataset in memory")
+
+    with pytest.raises(RedisAway, match=r"loading the dataset.*; it reads its data after a start: wait until it has"):
+        await connection.call(attempt)
 
 
 # Redis-py names the command of a pipeline before Redis' words.

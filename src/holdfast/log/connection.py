@@ -26,11 +26,13 @@ ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
 CONNECTIONS_MAX = 256
 
+LOADING_ADVICE = "it reads its data after a start: wait until it has"
+
 # The server answers but does not serve now → what to do.
 _REFUSALS = {
     "MISCONF": "it cannot save its data: free space on its disk, and see its log",
     "READONLY": "it is a replica: name the primary in HOLDFAST_REDIS_URL",
-    "LOADING": "it reads its data after a start: wait until it has",
+    "LOADING": LOADING_ADVICE,
     "CLUSTERDOWN": "a part of its cluster is away: bring that back, or wait for the failover",
     "MASTERDOWN": "its primary is away: bring that back, or wait for the failover",
     "TRYAGAIN": "its cluster moves data: wait until it has",
@@ -112,9 +114,9 @@ class Connection:
             raise self._rejected(error) from error
 
     def _silent(self, error: BaseException | None) -> RedisAway:
-        return RedisAway(
-            f"Redis at {self.address} does not answer ({error}); check that it is running, and HOLDFAST_REDIS_URL"
-        )
+        loading = isinstance(error, exceptions.BusyLoadingError)  # for the library a failed connection
+        advice = LOADING_ADVICE if loading else "check that it is running, and HOLDFAST_REDIS_URL"
+        return RedisAway(f"Redis at {self.address} does not answer ({error}); {advice}")
 
     def _rejected(self, error: exceptions.RedisError) -> HoldfastError:
         """Convert an error. Searches the complete text for codes, because an error inside a script is wrapped."""

@@ -83,7 +83,7 @@ class EventTail:
 
 
 def is_sent(delivery: Delivery) -> bool:
-    """Whether readers get an event. A question to a policy, 100 KB of a large job, is not sent: it has a route of its own."""
+    """Whether readers get an event: not a policy's question, of a large job 100 KB, which has a route of its own."""
     return delivery.entry.type != PolicyAsked.__name__
 
 
