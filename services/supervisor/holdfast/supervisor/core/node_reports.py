@@ -66,15 +66,18 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
     in_beats: dict[tuple[str, int], list[str]] = defaultdict(list)  # (job, generation) → nodes
     for wave in _waves(events):
         by_kind: dict[type[Report], list[Any]] = defaultdict(list)
+        stepping: list[NodeReported] = []
         for event in wave:
             report: Report | None = event.report
             if isinstance(report, Hello):
                 if isinstance(hello := binding.admit(turn, event), Hello):
                     sessions.hello(turn, event, hello)
             elif _is_new(turn, event):
-                if not event.seq and isinstance(report, RanksStepping):
-                    in_beats[report.job, report.generation].append(event.node)
-                if isinstance(report, OrderDone):
+                if isinstance(report, RanksStepping):
+                    stepping.append(event)
+                    if not event.seq:
+                        in_beats[report.job, report.generation].append(event.node)
+                elif isinstance(report, OrderDone):
                     asked = turn.slot_asked(event.node, report.command_id)
                     if asked is None:
                         report = binding.admit(turn, event)
@@ -82,6 +85,8 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
                         by_kind[OrderDone].append((event.node, report, asked))
                 elif (report := binding.admit(turn, event)) is not None:
                     by_kind[type(report)].append((event.node, report, event))
+        if stepping:
+            by_kind[RanksStepping] = binding.admit_first_steps(turn, stepping)
         for kind, same in by_kind.items():
             _FOLDED_BY[kind](turn, same)
     for of, nodes_of in sorted(in_beats.items()):
@@ -201,10 +206,10 @@ def _workers_changed(turn: Turn, reports_of: Sequence[Received[WorkersChanged]])
         reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
 
 
-def _ranks_stepping(turn: Turn, all_reports: Sequence[Received[RanksStepping]]) -> None:
-    by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
-    for node, report, _ in all_reports:
-        by_job[report.job].append((node, report))
+def _ranks_stepping(turn: Turn, all_reports: Sequence[binding.FirstSteps]) -> None:
+    by_job: dict[str, list[binding.FirstSteps]] = defaultdict(list)
+    for each in all_reports:
+        by_job[each[1].job].append(each)
     for job, reports_of in by_job.items():
         handover.on_ranks_stepping(turn, job, reports_of)
 
