@@ -78,15 +78,20 @@ class _Saved:
     held: dict[tuple[int, ...], list[_Copy]] = field(default_factory=dict)  # by first rank and number of ranks
     stored: StoredStep | None = None
     store: tuple[ShardSource, ...] = ()  # the store with all of its shards; empty = in no store, or damaged there
-    meshes: dict[Mesh, None] = field(default_factory=dict)  # in its shards; more than one is an error
+    held_meshes: dict[Mesh, None] = field(default_factory=dict)  # in `held`
+
+    @property
+    def meshes(self) -> list[Mesh]:
+        """The meshes in the shards of this step. More than one is an error."""
+        return list(({self.stored.mesh: None} if self.stored else {}) | self.held_meshes)
 
     @property
     def runs(self) -> Iterator[ShardRun]:
         return (run for copies in self.held.values() for _, run in copies)
 
     def blocks(self, places: Iterable[tuple[int, int]] | None = None) -> _Blocks:
-        """Return the copies, with runs cut at the limits of `places` (first rank, number of ranks), and where another run begins
-        or ends; None = one block per rank."""
+        """Return the copies, with runs cut at the limits of `places` (first rank, number of ranks), and where other runs begin
+        or end; None = one block per rank."""
         known, limits = {*places} if places is not None else set(), self.held.keys()
         if limits <= known:  # nearly always
             return {begin: copies for (begin, _), copies in self.held.items()}
@@ -129,7 +134,7 @@ def _on_lineage(
                 continue
             if run[2] is not mesh:
                 mesh = run[2]
-                saved.meshes[mesh] = None
+                saved.held_meshes[mesh] = None
             if (copies := held.get(limits := run[5:7])) is None:
                 held[limits] = [(holder, run)]
             else:
@@ -140,7 +145,7 @@ def _on_lineage(
             age = CheckpointId(stored.attempt, stored.step)
             if line.holds(*age):
                 saved = steps.setdefault(age, _Saved(*age))
-                saved.stored, saved.meshes[stored.mesh] = stored, None
+                saved.stored = stored
                 saved.store = () if stored.damage else (ShardSource(OBJECT_STORE, store.url, store.job),)
     return steps
 
@@ -153,7 +158,7 @@ def replicas_differ(runs: Iterable[ShardRun]) -> bool:
 def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step have different tensors at a position; None = no two shards can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
-    known: dict[tuple[int, str], int] = {}  # of the runs examined: positions and digests → first rank
+    firsts: dict[int, tuple[str, int]] = {}  # by positions: the digests and the first rank of the first run
     alike, mesh, last, digests = None, None, -1, ""
     for run in runs:
         if run[5] == last and run[8] is digests and run[2] is mesh:
@@ -161,8 +166,10 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
         last, digests = run[5], run[8]
         if run[2] is not mesh:
             mesh, place_of = run[2], _places(run[2])
-        first = known.setdefault((place_of(run), digests), last)
-        if first == last or not digests.strip(","):
+        known, first = firsts.setdefault(place_of(run), (digests, last))
+        if known == digests and first != last and digests.strip(","):
+            alike = False  # equal to a run of another replica
+        else:
             for rank, found in enumerate(digests.split(","), last):
                 if not found:
                     continue
@@ -171,8 +178,6 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
                     return True
                 if other != rank:
                     alike = False
-        else:  # equal to a run of another replica
-            alike = False
     return alike
 
 
@@ -309,7 +314,8 @@ def _cover(
                 copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests, roots = _agreed(copies, 8, wanted), _agreed(copies, 9, wanted)
+                digests = _agreed([run[8] for _, run in copies], wanted)
+                roots = _agreed([text for _, run in copies if (text := run[9])], wanted)
                 if isinstance(digests, str):
                     return digests
                 if isinstance(roots, str):
@@ -332,23 +338,18 @@ def _cover(
     return sorted(picks, key=lambda pick: (pick[0].rank, pick[0].shard.rank))
 
 
-def _agreed(copies: Sequence[_Copy], at: int, first: int) -> tuple[str, ...] | str:
-    """Combine what copies of the same shards are known by: digests, or roots (`at`: their place in a run). Returns one for each
-    rank from `first` on ("" = not known), or why these copies cannot be of the same shards."""
-    text = copies[0][1][at] if copies else ""
-    for _, run in copies:
-        if run[at] != text:
-            break
-    else:
-        return tuple(text.split(","))
+def _agreed(known: Sequence[str], first: int) -> tuple[str, ...] | str:
+    """Combine what copies of the same shards are known by: digests, or roots. Returns one for each rank from `first` on ("" =
+    not known), or why these copies cannot be of the same shards."""
+    if known and known.count(known[0]) == len(known):
+        return tuple(known[0].split(","))
     agreed = []
-    known = dict.fromkeys([run[at] for _, run in copies if run[at]])
-    for rank, found in enumerate(zip(*[each.split(",") for each in known], strict=True), first):
+    for rank, found in enumerate(zip(*[each.split(",") for each in dict.fromkeys(known)], strict=True), first):
         several = set(found) - {""}
         if len(several) > 1:
             return f"{len(several)} different shards of rank {rank} exist"
         agreed.append(several.pop() if several else "")
-    return tuple(agreed)
+    return tuple(agreed) or ("",)
 
 
 def _chooser(

@@ -185,10 +185,9 @@ def _inventory(turn: Turn, event: NodeReported, inventory: Inventory) -> Invento
     attempt_max = NUMBER_MAX if job is None else max(NUMBER_MAX, job.numbering.attempt_base + job.number)
     runs = shard_runs(inventory.shards)
     shards: Sequence[ShardRecord] = inventory.shards
-    if any(run[0] > attempt_max or run[1] > NUMBER_MAX for run in runs):
-        shards = Shards(run for run in runs if run.attempt <= attempt_max and run.step <= NUMBER_MAX)
-        worst = next(run for run in runs if run.attempt > attempt_max or run.step > NUMBER_MAX)
-        what = f"step {worst.step} of attempt {worst.attempt}"
+    if impossible := [run for run in runs if run[0] > attempt_max or run[1] > NUMBER_MAX]:
+        shards = Shards(run for run in runs if run not in impossible)
+        what = f"step {impossible[0].step} of attempt {impossible[0].attempt}"
         _refuse(turn, event.node, f"nobody has saved {what} of {inventory.job}")
     # Without a word: a node that had ranks once goes on telling what it knows of the store.
     stored = inventory.stored

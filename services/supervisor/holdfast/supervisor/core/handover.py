@@ -14,7 +14,7 @@ from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, StepReached, Stop
+from holdfast.domain.orders import OrderDone, Prepare, Start, StepReached, Stop
 from holdfast.domain.words import plural
 from holdfast.supervisor.core import (
     binding,

@@ -234,7 +234,7 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
             changed.append((node, values))
             by_job[inventory.job].append(inventory)
             holders[inventory.job].append(node)
-    turn.put_nodes(_REPORTED, changed)
+    turn.put_nodes(changed)
     for name, inventories_of in by_job.items():
         job = turn.jobs.get(name)
         if job is None or job.running is None:
@@ -257,15 +257,11 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
         final_upload.review(turn, name)
 
 
-# The number is first: it shows without a comparison that the inventories differ.
-_REPORTED = ("inventory_from", "inventory", "announced", "stale_until")
-
-
 def _inventory(
     turn: Turn, node: Node, event: NodeReported, inventory: Inventory
 ) -> tuple[Inventory, Mapping[str, object]] | None:
-    """Return the node's complete inventory, and the node's fields `_REPORTED` with it. None if the report changes an inventory
-    that did not arrive."""
+    """Return the node's complete inventory, and the fields of the node that change with it. None if the report changes an
+    inventory that did not arrive."""
     name = inventory.job
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
@@ -282,7 +278,8 @@ def _inventory(
     if name in due and not late:
         due = tuple(job for job in due if job != name)
     stale_until = node.stale_until if late or due else 0.0
-    return inventory, dict(zip(_REPORTED, (of, held, due, stale_until), strict=True))
+    # The number is first: it shows without a comparison that the inventories differ.
+    return inventory, {"inventory_from": of, "inventory": held, "announced": due, "stale_until": stale_until}
 
 
 _FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {
