@@ -66,7 +66,7 @@ def elect(
 
 
 _Copy = tuple[Holder, ShardRun]
-_Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
+_Blocks = Mapping[int, Sequence[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
 @dataclass(slots=True)
@@ -75,68 +75,42 @@ class _Saved:
 
     attempt: int
     step: int
-    held: list[_Copy] = field(default_factory=list)  # in the order of the nodes' names
+    held: dict[tuple[int, ...], list[_Copy]] = field(default_factory=dict)  # by first rank and number of ranks
     stored: StoredStep | None = None
     store: tuple[ShardSource, ...] = ()  # the store with all of its shards; empty = in no store, or damaged there
-    _meshes: list[Mesh] | None = None
-
-    @property
-    def runs(self) -> Iterator[ShardRun]:
-        return (run for _, run in self.held)
-
-    def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
-        """Return the copies, with runs cut at the ranks `cuts` and where another run begins or ends; None = one block per
-        rank."""
-        if cuts is not None:
-            cuts = tuple(cuts)
-            if (whole := self._between(cuts)) is not None:  # nearly always
-                return whole
-        limits = {run[5:7] for _, run in self.held}  # (rank, width): fewer than runs, as each shard has several copies
-        if cuts is None:
-            ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
-        else:
-            ends = {*cuts, *chain.from_iterable((begin, begin + width) for begin, width in limits)}
-        following = dict(pairwise(sorted(ends)))
-        blocks: _Blocks = defaultdict(list)
-        for copy in self.held:
-            holder, run = copy
-            begin, last = run.rank, run.end
-            if following[begin] == last:
-                blocks[begin].append(copy)
-                continue
-            while begin < last:
-                end = following[begin]
-                blocks[begin].append((holder, run.part(begin, end)))
-                begin = end
-        return blocks
-
-    def _between(self, cuts: Iterable[int]) -> _Blocks | None:
-        """Return the copies if each run begins at one of the ranks `cuts` and ends at the next one; else None."""
-        following = dict(pairwise(sorted({*cuts})))
-        blocks: _Blocks = {}
-        for copy in self.held:
-            run = copy[1]
-            begin = run[5]
-            if following.get(begin) != begin + run[6]:
-                return None
-            if (known := blocks.get(begin)) is None:
-                blocks[begin] = [copy]
-            else:
-                known.append(copy)
-        return blocks
+    held_meshes: dict[Mesh, None] = field(default_factory=dict)  # in `held`
 
     @property
     def meshes(self) -> list[Mesh]:
         """The meshes in the shards of this step. More than one is an error."""
-        if self._meshes is None:
-            found = {self.stored.mesh: None} if self.stored else {}
-            last: Mesh | None = None
-            for _, run in self.held:
-                if (mesh := run.mesh) is not last:
-                    last = mesh
-                    found[mesh] = None
-            self._meshes = list(found)
-        return self._meshes
+        return list(({self.stored.mesh: None} if self.stored else {}) | self.held_meshes)
+
+    @property
+    def runs(self) -> Iterator[ShardRun]:
+        return (run for copies in self.held.values() for _, run in copies)
+
+    def blocks(self, places: Iterable[tuple[int, int]] | None = None) -> _Blocks:
+        """Return the copies, with runs cut at the limits of `places` (first rank, number of ranks), and where other runs begin
+        or end; None = one block per rank."""
+        known, limits = {*places} if places is not None else set(), self.held.keys()
+        if limits <= known:  # nearly always
+            return {begin: copies for (begin, _), copies in self.held.items()}
+        if places is None:
+            ends = {rank for begin, width in limits for rank in range(begin, begin + width + 1)}
+        else:
+            ends = {rank for begin, width in chain(known, limits) for rank in (begin, begin + width)}
+        following = dict(pairwise(sorted(ends)))
+        blocks: dict[int, list[_Copy]] = defaultdict(list)
+        for (begin, width), copies in self.held.items():
+            if following[begin] == begin + width:
+                blocks[begin] += copies
+                continue
+            last = begin + width
+            while begin < last:
+                end = following[begin]
+                blocks[begin] += [(holder, run.part(begin, end)) for holder, run in copies]
+                begin = end
+        return blocks
 
 
 def _on_lineage(
@@ -146,15 +120,25 @@ def _on_lineage(
     of_runs: dict[tuple[int, ...], _Saved | None] = {}  # None = not on the lineage
     last: tuple[int, ...] = ()
     saved: _Saved | None = None
+    held: dict[tuple[int, ...], list[_Copy]] = {}
+    mesh: Mesh | None = None
     for holder in holders:
         for run in shard_runs(holder.shards):
             if (age := run[:2]) != last:  # nearly all runs are of the same few steps
-                last = age
+                last, mesh = age, None
                 if age not in of_runs:
                     of_runs[age] = _Saved(*age) if line.holds(*age) else None
-                saved = of_runs[age]
-            if saved is not None:
-                saved.held.append((holder, run))
+                if (saved := of_runs[age]) is not None:
+                    held = saved.held
+            if saved is None:
+                continue
+            if run[2] is not mesh:
+                mesh = run[2]
+                saved.held_meshes[mesh] = None
+            if (copies := held.get(limits := run[5:7])) is None:
+                held[limits] = [(holder, run)]
+            else:
+                copies.append((holder, run))
     steps = {CheckpointId(each.attempt, each.step): each for each in of_runs.values() if each is not None}
     for store in stores:
         for stored in store.steps if store.url else ():
@@ -174,7 +158,7 @@ def replicas_differ(runs: Iterable[ShardRun]) -> bool:
 def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step have different tensors at a position; None = no two shards can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
-    known: dict[tuple[int, str], int] = {}  # of the runs examined: positions and digests → first rank
+    firsts: dict[int, tuple[str, int]] = {}  # by positions: the digests and the first rank of the first run
     alike, mesh, last, digests = None, None, -1, ""
     for run in runs:
         if run[5] == last and run[8] is digests and run[2] is mesh:
@@ -182,8 +166,10 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
         last, digests = run[5], run[8]
         if run[2] is not mesh:
             mesh, place_of = run[2], _places(run[2])
-        first = known.setdefault((place_of(run), digests), last)
-        if first == last or not digests.strip(","):
+        known, first = firsts.setdefault(place_of(run), (digests, last))
+        if known == digests and first != last and digests.strip(","):
+            alike = False  # equal to a run of another replica
+        else:
             for rank, found in enumerate(digests.split(","), last):
                 if not found:
                     continue
@@ -192,8 +178,6 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
                     return True
                 if other != rank:
                     alike = False
-        else:  # equal to a run of another replica
-            alike = False
     return alike
 
 
@@ -300,11 +284,7 @@ def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool |
 # ---------------------------------------------------------------- where they are
 
 
-class _Pick(NamedTuple):
-    restore: RestoreRun
-    origin: Origin
-
-
+_Pick = tuple[RestoreRun, Origin]
 # For one restoring node: (node, tier) of each copy of a shard → all sources, nearest first, and the origin of the nearest one.
 _Patterns = dict[tuple[tuple[str, str], ...], tuple[tuple[ShardSource, ...], Origin]]
 
@@ -319,8 +299,8 @@ def _cover(
 ) -> list[_Pick] | str:
     """Return the shards that every rank restores, or why that is not possible. Ranks that restore their own shards are
     processed in runs."""
-    bounds = (bound for place in placements for bound in (place.first_rank, place.first_rank + place.nproc))
-    blocks = saved.blocks(bounds if isinstance(need, _Own) else None)
+    places = [(place.first_rank, place.nproc) for place in placements]
+    blocks = saved.blocks(places if isinstance(need, _Own) else None)
     wanted_by = _chooser(need, blocks, zones, mounts)
     picks: list[_Pick] = []
     for placement in placements:
@@ -349,14 +329,13 @@ def _cover(
                     found = known_sources
                 sources, origin = found
                 key = _shard_key(saved.attempt, saved.step, wanted)
-                known = roots if any(roots) else ()
-                picks.append(_Pick(_restore_run(rank, key, digests, sources, (), known), origin))
+                picks.append((_restore_run(rank, key, digests, sources, (), roots if any(roots) else ()), origin))
                 count = len(digests)
             rank += count
-    ranks = [pick[0].rank for pick in picks]
+    ranks = [restore.rank for restore, _ in picks]
     if isinstance(need, _Own) and all(map(lt, ranks, ranks[1:])):
         return picks  # nearly always
-    return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
+    return sorted(picks, key=lambda pick: (pick[0].rank, pick[0].shard.rank))
 
 
 def _agreed(known: Sequence[str], first: int) -> tuple[str, ...] | str:
@@ -481,8 +460,8 @@ def _sources(
 
 def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[str]) -> Election:
     numbers: Counter[Origin] = Counter()
-    for pick in picks:
-        numbers[pick.origin] += len(pick.restore.digests)
+    for restore, origin in picks:
+        numbers[origin] += len(restore.digests)
     reason = (
         f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
         f"{_where_from(numbers)}"
@@ -497,7 +476,7 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
     elif (
         same_positions
         and before.dp == mesh.dp
-        and (lost := sum(pick.restore.shard.rank != pick.restore.rank for pick in picks))
+        and (lost := sum(restore.shard.rank != restore.rank for restore, _ in picks))
     ):
         reason += f"; another replica's identical state stands in for {lost} {'shard' if lost == 1 else 'shards'}"
     if refused:
@@ -505,7 +484,7 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
     return Election(
         RestorePoint(saved.attempt, saved.step, reason),
         before,
-        tuple(pick.restore for pick in picks),
+        tuple([restore for restore, _ in picks]),
         max(numbers),
         in_parts,
     )

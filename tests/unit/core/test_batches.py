@@ -99,7 +99,7 @@ def test_rows_that_are_written_together_are_those_that_are_written_one_by_one(na
                 turn.put_node(name, ended=(), ranks_at=7.0)  # written before in the same batch
         for name in before.nodes:
             alone.put_node(name, **values)
-        together.put_nodes(names, [(name, values) for name in before.nodes])
+        together.put_nodes([(name, values) for name in before.nodes])
         after = together.finish()
         assert after == alone.finish()
         assert (together.touched(), together.removed()) == (alone.touched(), alone.removed())
@@ -109,6 +109,6 @@ def test_rows_that_are_written_together_are_those_that_are_written_one_by_one(na
 
 def test_no_rows_change_nothing() -> None:
     turn = Turn(State(born=1.0), 2.0)
-    turn.put_nodes(("workers",), [])
+    turn.put_nodes([])
     assert turn.finish() == State(born=1.0)
     assert turn.written == {}

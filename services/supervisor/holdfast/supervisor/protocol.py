@@ -437,11 +437,8 @@ class Broadcast:
 
     def slot_of(self, command_id: str) -> int | None:
         """The slot that the order `command_id` is for; None if it is not an order of this broadcast."""
-        if not command_id.startswith(self.command_id):
-            return None
-        behind = command_id[len(self.command_id) :]
-        digits = behind[1:]
-        if behind[:1] != "/" or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
+        broadcast, _, digits = command_id.rpartition("/")
+        if broadcast != self.command_id or not digits.isdecimal() or len(digits) > SLOT_DIGITS_MAX:
             return None
         slot = int(digits)
         return slot if slot < len(self.placements) else None

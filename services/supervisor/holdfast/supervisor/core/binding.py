@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, Severity
-from holdfast.domain.generations import Generation, ShardRecord
+from holdfast.domain.generations import Generation, Placement, ShardRecord
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     Hello,
@@ -53,6 +53,7 @@ from holdfast.supervisor.protocol import NodeReported
 NOTED_EVERY_S = 60.0  # per node
 # The next number of a generation or an attempt is above every one that a node reports, and has to fit the messages, too.
 NUMBER_MAX = 1 << 53
+FirstSteps = tuple[str, RanksStepping, Placement | None]  # node, report, the node's placement in its generation
 GENERATIONS_AHEAD_MAX = 1_000_000  # of a job that is known: more than a log that went back has ever lost
 
 
@@ -60,6 +61,30 @@ def admit(turn: Turn, event: NodeReported) -> Report | None:
     """What of a report counts; None = nothing. Of one that is known to be no repeat."""
     report: Report | None = _BOUND_BY[type(event.report)](turn, event, event.report)
     return report
+
+
+def admit_first_steps(turn: Turn, events: Iterable[NodeReported]) -> list[FirstSteps]:
+    """`admit` of many reports of first steps. Nearly all of them are about one generation, and right."""
+    admitted: list[FirstSteps] = []
+    job, number, generation = "", 0, None
+    for event in events:
+        node, report = event.node, event.report
+        assert isinstance(report, RanksStepping)
+        if report.generation != number or report.job != job:
+            job, number = report.job, report.generation
+            generation = _generation(turn, job, number)
+        if generation is None:
+            continue  # it is over
+        placement, ranks = generation.placement_of(node), report.ranks
+        if (
+            placement is not None
+            and ranks
+            and min(ranks) >= (first := placement.first_rank)
+            and max(ranks) < first + placement.nproc
+            and report.step <= NUMBER_MAX
+        ) or _of_own_ranks(turn, event, report) is not None:
+            admitted.append((node, report, placement))
+    return admitted
 
 
 def has_stepped_there(job: Job | None, node: str, reached: StepReached) -> bool:
@@ -160,10 +185,9 @@ def _inventory(turn: Turn, event: NodeReported, inventory: Inventory) -> Invento
     attempt_max = NUMBER_MAX if job is None else max(NUMBER_MAX, job.numbering.attempt_base + job.number)
     runs = shard_runs(inventory.shards)
     shards: Sequence[ShardRecord] = inventory.shards
-    if any(run[0] > attempt_max or run[1] > NUMBER_MAX for run in runs):
-        shards = Shards(run for run in runs if run.attempt <= attempt_max and run.step <= NUMBER_MAX)
-        worst = next(run for run in runs if run.attempt > attempt_max or run.step > NUMBER_MAX)
-        what = f"step {worst.step} of attempt {worst.attempt}"
+    if impossible := [run for run in runs if run[0] > attempt_max or run[1] > NUMBER_MAX]:
+        shards = Shards(run for run in runs if run not in impossible)
+        what = f"step {impossible[0].step} of attempt {impossible[0].attempt}"
         _refuse(turn, event.node, f"nobody has saved {what} of {inventory.job}")
     # Without a word: a node that had ranks once goes on telling what it knows of the store.
     stored = inventory.stored

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from holdfast.domain import spans
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation, ShardSource, joined
 from holdfast.domain.incidents import Action, Incident, IncidentState
@@ -59,6 +60,8 @@ REPLANS_MAX = 8  # of one change; after these, the breaker counts another change
 FEWER_TRIES_MAX = 3  # after this many failed restores of a step, fewer replicas are not tried instead of step 0
 RETRY_S = 10.0  # a job that could not be prepared on the present nodes is retried after this time
 RETRY_RUN_S = 2.0  # likewise a job that has run; a restarted replicator answers by then
+
+_shard_source = constructor_of(ShardSource)
 
 
 # ---------------------------------------------------------------- begin
@@ -204,7 +207,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     traceparent = traceparent_of(turn, incidents)
     self_test = any(saved.is_unexplained_corruption(turn.incidents[incident]) for incident in incidents)
     checkpoint = pacing.resolved(turn, job.name)
-    copies = peers(chosen.placements, {node: turn.nodes[node].zone for node in chosen.nodes})
+    members = {node: turn.nodes[node] for node in generation.nodes}
+    copies = peers(chosen.placements, {name: node.zone for name, node in members.items()})
     shared = evolve(
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )
@@ -212,27 +216,23 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     suspected = Numbers() if self_test else suspects.suspected(turn, incidents, generation)
     if suspected:
         shared = evolve(shared, suspect_test_s=suspects.budget_s(job.spec.limits))
-    endpoints = {node: turn.nodes[node].facts.replicator_endpoint for node in chosen.nodes}
-    peers_of = tuple(
-        tuple(ShardSource(other, endpoints[other]) for other in copies[node] if endpoints[other])
-        for node in chosen.nodes
-    )
+    sources = {name: _shard_source(name, node.facts.replicator_endpoint, "") for name, node in members.items()}
+    peers_of = tuple([tuple([sources[other] for other in copies[node] if sources[other].endpoint]) for node in members])
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
-    stay = {*claimed}.intersection(chosen.nodes)  # their published states do not change
-    holds: Mapping[str, tuple[int, ...]] = {}
+    stay = members.keys() & claimed  # their published states do not change
+    holds: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
     before_it: Mapping[str, tuple[int, ...]] | None = None
     kept: list[tuple[str, Mapping[str, object]]] = []
-    for name in chosen.nodes:
-        held = turn.nodes[name]
+    for name, held in members.items():
         if held.live_generations != before_it:  # nearly all nodes may have workers of the same generations
             before_it = held.live_generations
-            holds = {**before_it, job.name: (*before_it.get(job.name, ()), number)}
+            holds = {"live_generations": {**before_it, job.name: (*before_it.get(job.name, ()), number)}}
         if held.ranks_at and name in stay:  # never idle since: it has no newer network test
-            kept.append((name, {"live_generations": holds}))
+            kept.append((name, holds))
         else:
-            turn.put_node(name, live_generations=holds, ranks_at=turn.at)
-    turn.put_nodes(("live_generations",), kept)
-    waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
+            turn.put_node(name, **holds, ranks_at=turn.at)
+    turn.put_nodes(kept)
+    waiting = stop_removed_nodes(turn, job.name, number - 1, stay=members)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)
     preparing = Preparing(change, waiting, Numbers.below(len(chosen.placements)))
@@ -246,7 +246,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
     recipes.follow(turn, job.name, previous)
     turn.set_timer(PrepareTimeout(job.name, number), turn.at + prepare_timeout_s(turn, job, change))
-    for node in sorted({*before, *chosen.nodes} - stay):
+    for node in sorted({*before, *members} - stay):
         nodes.refresh(turn, node, chosen.reason)
     for node in sorted(turn.members(generation, By.AWAY)):
         give_grace(turn, job.name, number, node)

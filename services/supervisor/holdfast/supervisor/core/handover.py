@@ -14,7 +14,7 @@ from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeTiming, RungEnd
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, StepReached, Stop
+from holdfast.domain.orders import OrderDone, Prepare, Start, StepReached, Stop
 from holdfast.domain.words import plural
 from holdfast.supervisor.core import (
     binding,
@@ -152,10 +152,9 @@ Phases = Iterable[tuple[str, float]]
 def _slowest(known: Mapping[str, float], reported: Iterable[Phases]) -> Mapping[str, float]:
     """The longest reported time of each phase."""
     slowest = dict(known)
-    for phases in reported:
-        for name, seconds in phases:
-            if seconds > slowest.get(name, -math.inf):
-                slowest[name] = seconds
+    for name, seconds in chain.from_iterable(reported):
+        if seconds > slowest.get(name, -math.inf):
+            slowest[name] = seconds
     return slowest
 
 
@@ -277,39 +276,38 @@ def on_started(turn: Turn, name: str, number: int, slots: Iterable[int]) -> None
         turn.answered(name, answered)
 
 
-def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksStepping]]) -> None:
+def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[binding.FirstSteps]) -> None:
     job = turn.jobs.get(name)
     if job is None or job.generation is None:
         return
-    generation = job.generation
-    taken = [each for each in reports if each[1].generation == generation.number]
-    slots = (generation.slot_of(node) for node, _ in taken)
-    on_started(turn, name, generation.number, [slot for slot in slots if slot is not None])
+    number = job.generation.number
+    taken = [each for each in reports if each[1].generation == number]
+    on_started(turn, name, number, [placement.slot for _, _, placement in taken if placement is not None])
     if not (taken and isinstance(job.doing, Starting)):
         return
     starting = job.doing
-    stepping = Numbers(chain.from_iterable(report.ranks for _, report in taken))
+    stepping = Numbers(chain.from_iterable([report.ranks for _, report, _ in taken]))
     if stepping & starting.stepping:  # heartbeats repeat what is not confirmed yet
         taken = [each for each in taken if not all(rank in starting.stepping for rank in each[1].ranks)]
         if not taken:
             return
+    times, steps = [report.at for _, report, _ in taken], [report.step for _, report, _ in taken]
     change = evolve(
         starting.change,
-        phases_s=_slowest(starting.change.phases_s, (report.phases_s for _, report in taken)),
+        phases_s=_slowest(starting.change.phases_s, [report.phases_s for _, report, _ in taken]),
         shares=_latest(
             starting.change.shares,
             [
                 NodeTiming(node, report.at, report.ranks, dict(report.phases_s))
-                for node, report in _last(taken, [report.at for _, report in taken], lambda each: each[0])
+                for node, report, _ in _last(taken, times, lambda each: each[0])
             ],
         ),
     )
-    steps = [report.step for _, report in taken]
     starting = evolve(
         starting,
         change=change,
         stepping=starting.stepping | stepping,
-        stepped_at=max(starting.stepped_at, *(report.at for _, report in taken)),
+        stepped_at=max(starting.stepped_at, *times),
         stepped_to=min(starting.stepped_to or steps[0], *steps),
     )
     turn.put_job(name, doing=starting)

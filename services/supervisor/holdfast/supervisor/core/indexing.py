@@ -163,7 +163,7 @@ class Draft:
 
 
 def _other_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return old.keys() != new.keys()
+    return old is not new and old.keys() != new.keys()
 
 
 # The fields of a node that its groups depend on, and when two values of a field mean different groups.

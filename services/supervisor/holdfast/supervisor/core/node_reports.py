@@ -67,15 +67,18 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
     in_beats: dict[tuple[str, int], list[str]] = defaultdict(list)  # (job, generation) → nodes
     for wave in _waves(events):
         by_kind: dict[type[Report], list[Any]] = defaultdict(list)
+        stepping: list[NodeReported] = []
         for event in wave:
             report: Report | None = event.report
             if isinstance(report, Hello):
                 if isinstance(hello := binding.admit(turn, event), Hello):
                     sessions.hello(turn, event, hello)
             elif _is_new(turn, event):
-                if not event.seq and isinstance(report, RanksStepping):
-                    in_beats[report.job, report.generation].append(event.node)
-                if isinstance(report, OrderDone):
+                if isinstance(report, RanksStepping):
+                    stepping.append(event)
+                    if not event.seq:
+                        in_beats[report.job, report.generation].append(event.node)
+                elif isinstance(report, OrderDone):
                     asked = turn.slot_asked(event.node, report.command_id)
                     if asked is None:
                         report = binding.admit(turn, event)
@@ -83,6 +86,8 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
                         by_kind[OrderDone].append((event.node, report, asked))
                 elif (report := binding.admit(turn, event)) is not None:
                     by_kind[type(report)].append((event.node, report, event))
+        if stepping:
+            by_kind[RanksStepping] = binding.admit_first_steps(turn, stepping)
         for kind, same in by_kind.items():
             _FOLDED_BY[kind](turn, same)
     for of, nodes_of in sorted(in_beats.items()):
@@ -204,10 +209,10 @@ def _workers_changed(turn: Turn, reports_of: Sequence[Received[WorkersChanged]])
         reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
 
 
-def _ranks_stepping(turn: Turn, all_reports: Sequence[Received[RanksStepping]]) -> None:
-    by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
-    for node, report, _ in all_reports:
-        by_job[report.job].append((node, report))
+def _ranks_stepping(turn: Turn, all_reports: Sequence[binding.FirstSteps]) -> None:
+    by_job: dict[str, list[binding.FirstSteps]] = defaultdict(list)
+    for each in all_reports:
+        by_job[each[1].job].append(each)
     for job, reports_of in by_job.items():
         handover.on_ranks_stepping(turn, job, reports_of)
 
@@ -232,7 +237,7 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
             changed.append((node, values))
             by_job[inventory.job].append(inventory)
             holders[inventory.job].append(node)
-    turn.put_nodes(_REPORTED, changed)
+    turn.put_nodes(changed)
     for name, inventories_of in by_job.items():
         job = turn.jobs.get(name)
         if job is None or job.running is None:
@@ -255,15 +260,11 @@ def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
         final_upload.review(turn, name)
 
 
-# The number is first: it shows without a comparison that the inventories differ.
-_REPORTED = ("inventory_from", "inventory", "announced", "stale_until")
-
-
 def _inventory(
     turn: Turn, node: Node, event: NodeReported, inventory: Inventory
 ) -> tuple[Inventory, Mapping[str, object]] | None:
-    """Return the node's complete inventory, and the node's fields `_REPORTED` with it. None if the report changes an inventory
-    that did not arrive."""
+    """Return the node's complete inventory, and the fields of the node that change with it. None if the report changes an
+    inventory that did not arrive."""
     name = inventory.job
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
@@ -280,7 +281,8 @@ def _inventory(
     if name in due and not late:
         due = tuple(job for job in due if job != name)
     stale_until = node.stale_until if late or due else 0.0
-    return inventory, dict(zip(_REPORTED, (of, held, due, stale_until), strict=True))
+    # The number is first: it shows without a comparison that the inventories differ.
+    return inventory, {"inventory_from": of, "inventory": held, "announced": due, "stale_until": stale_until}
 
 
 _FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {

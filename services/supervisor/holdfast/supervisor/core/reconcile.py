@@ -69,10 +69,6 @@ def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-# The version is first: it shows without a comparison that the workers differ.
-_PREPARED = ("workers_version", "workers", "ended", "workers_at", "live_generations")
-
-
 def on_prepared(turn: Turn, job: str, generation: int, answers: Iterable[tuple[str, OrderDone]]) -> None:
     """These nodes have prepared a generation and have no workers of an older one. An answer contains the node's workers, or the
     complete set is reported a moment later."""
@@ -85,14 +81,21 @@ def on_prepared(turn: Turn, job: str, generation: int, answers: Iterable[tuple[s
         if node.live_generations is not before:  # nearly all nodes have the same
             before, holds = node.live_generations, nodes.holds_after(node, job, generation - 1)
         if done.workers_version > node.workers_version:
-            values = (done.workers_version, done.workers, (), at, holds)
-            reported.append((name, dict(zip(_PREPARED, values, strict=True))))
+            # The version is first: it shows without a comparison that the workers differ.
+            values = {
+                "workers_version": done.workers_version,
+                "workers": done.workers,
+                "ended": (),
+                "workers_at": at,
+                "live_generations": holds,
+            }
+            reported.append((name, values))
         elif done.workers_version:  # repeated after a Hello, which is newer
             turn.put_node(name, live_generations=holds)
         else:
             others = [run for run in worker_runs(node.workers) if run.job != job]
             turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
-    turn.put_nodes(_PREPARED, reported)
+    turn.put_nodes(reported)
     _review_nodes(turn, [name for name, _ in reported])
 
 

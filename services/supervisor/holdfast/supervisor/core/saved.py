@@ -173,9 +173,9 @@ def stale(turn: Turn, job: Job) -> list[str]:
     """
     if not (job.checkpoints.ever_saved or _may_have_saved(job)):
         return []
-    known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
-    nodes = (turn.nodes[name] for name in sorted(known))
-    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until and _is_due(node, job)]
+    at, known = turn.at, turn.nodes
+    nodes = [known[name] for name in turn.group(By.HOLDS, job.name).keys() | turn.group(By.KEEPS, job.name)]
+    return sorted([node.name for node in nodes if at < node.stale_until and not node.lost and _is_due(node, job)])
 
 
 def _may_have_saved(job: Job) -> bool:
@@ -278,19 +278,21 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: find out whether the replicas' shards differ."""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
-        runs: list[ShardRun] = []
-        for placement in generation.placements:
-            if placement.node in kept:
-                first, end, digests = placement.first_rank, placement.first_rank + placement.nproc, ""
-                for run in shard_runs(nodes[placement.node].inventory[name]):
-                    # Not copies of the same shards: a peer's, and in another tier.
-                    if run[1] == step and first <= run[5] < end and run[0] == attempt and run[8] is not digests:
-                        digests = run[8]
-                        runs.append(run)
-        sharded = replicas_differ(runs)
+        sharded = replicas_differ(_own_runs(turn, name, generation, step))
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
+
+
+def _own_runs(turn: Turn, name: str, generation: Generation, step: int) -> Iterator[ShardRun]:
+    """The shards of this step on the nodes of their own ranks, without copies in another tier."""
+    attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
+    for placement in generation.placements:
+        if placement.node in kept:
+            first, end, digests = placement.first_rank, placement.first_rank + placement.nproc, ""
+            for run in shard_runs(nodes[placement.node].inventory[name]):
+                if run[1] == step and first <= run[5] < end and run[0] == attempt and run[8] is not digests:
+                    digests = run[8]
+                    yield run
 
 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:

@@ -159,15 +159,15 @@ class Turn(Present):
             self._touched.update(old.live_generations, old.inventory)
         return node
 
-    def put_nodes(self, names: Sequence[str], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """`put_node` of many nodes, each at most once: (node, values of the fields `names`)."""
+    def put_nodes(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """`put_node` of many nodes, each at most once: (node, changed fields), the same fields of each."""
         if not rows:
             return
         table, written = self._own("nodes")
-        fields = dict.fromkeys(names)  # one object for all: the snapshot recognizes it
+        fields = dict.fromkeys(rows[0][1])  # one object for all: the snapshot recognizes it
         copy, touched_nodes, touched = evolver(Node), self._touched_nodes, self._touched
         uses = "live_generations" in fields or "inventory" in fields
-        grouped = groups_of_fields(names)
+        grouped = groups_of_fields(fields)
         live: Mapping[str, Any] | None = None
         for name, values in rows:
             old = table[name]
