@@ -83,9 +83,9 @@ class MortalLog:
         return await self._alive().append(stream, *entries)
 
     async def subscribe(
-        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+        self, *streams: str, group: str, consumer: str, **options: Any
     ) -> AsyncIterator[list[Delivery]]:
-        batches = self._alive().subscribe(*streams, group=group, consumer=consumer, batch_max=batch_max, start=start)
+        batches = self._alive().subscribe(*streams, group=group, consumer=consumer, **options)
         async for batch in batches:
             self._alive()
             yield batch

@@ -14,7 +14,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from holdfast.log import names
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Renewal, Usage
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, OnTrouble, Renewal, Usage, ignore
 from holdfast.log.streams import Streams
 
 
@@ -52,7 +52,13 @@ class MemoryLog:
         return positions
 
     async def subscribe(
-        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+        self,
+        *streams: str,
+        group: str,
+        consumer: str,
+        batch_max: int = 256,
+        start: str = "0",
+        on_trouble: OnTrouble = ignore,
     ) -> AsyncIterator[list[Delivery]]:
         reader = self._streams.reader(*streams, group=group, consumer=consumer, batch_max=batch_max, start=start)
         while True:

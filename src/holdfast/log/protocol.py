@@ -12,13 +12,19 @@ either all of this or none.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from holdfast.domain.errors import Unavailable
 
+OnTrouble = Callable[[str], None]
+
 CANDIDATE_S: Final = 3.0  # a standby requests the lease several times a second
+
+
+def ignore(reason: str) -> None:
+    """Do nothing about trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,13 @@ class EventLog(Protocol):
         `stream_bytes_max`."""
 
     def subscribe(
-        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+        self,
+        *streams: str,
+        group: str,
+        consumer: str,
+        batch_max: int = 256,
+        start: str = "0",
+        on_trouble: OnTrouble = ignore,
     ) -> AsyncIterator[list[Delivery]]:
         """Yield batches for this consumer indefinitely: first entries that it (or a dead consumer) left pending, then new ones.
 
@@ -105,7 +117,8 @@ class EventLog(Protocol):
         `reclaim_after_s`. Consumers of which only one is active, such as leaders, therefore share one name. `batch_max` counts
         all streams together. An entry that is not acknowledged within `reclaim_after_s` is delivered again. If a group or
         stream is deleted, it is created again and reading continues. `start` "$" skips history when the group is new. After
-        `block_s` without entries, an empty batch is yielded, so that the caller's loop keeps running."""
+        `block_s` without entries, an empty batch is yielded, so that the caller's loop keeps running. `on_trouble` is called
+        with the reason when entries cannot be read, which is tried again until they can, and with "" when they are."""
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
         """Acknowledge entries. In a stream that only groups read (`names.CONSUMED`), entries that all groups have

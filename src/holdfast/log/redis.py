@@ -20,7 +20,19 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import CANDIDATE_S, Backlog, Commit, Delivery, Entry, Lease, LostData, Renewal, Usage
+from holdfast.log.protocol import (
+    CANDIDATE_S,
+    Backlog,
+    Commit,
+    Delivery,
+    Entry,
+    Lease,
+    LostData,
+    OnTrouble,
+    Renewal,
+    Usage,
+    ignore,
+)
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.subscription import Limits, Subscription, decode
 
@@ -100,7 +112,13 @@ class RedisLog:
         return [position.decode() for position in positions]
 
     async def subscribe(
-        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+        self,
+        *streams: str,
+        group: str,
+        consumer: str,
+        batch_max: int = 256,
+        start: str = "0",
+        on_trouble: OnTrouble = ignore,
     ) -> AsyncIterator[list[Delivery]]:
         subscription = Subscription(
             self._connection,
@@ -111,6 +129,7 @@ class RedisLog:
             consumer=consumer,
             batch_max=batch_max,
             start=start,
+            on_trouble=on_trouble,
         )
         while True:
             yield await subscription.next_batch()

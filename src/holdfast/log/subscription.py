@@ -28,7 +28,7 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.log import scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import Delivery, Entry
+from holdfast.log.protocol import Delivery, Entry, OnTrouble, ignore
 from holdfast.runtime.backoff import Backoff
 
 PAUSE_MIN_S = 0.02
@@ -67,6 +67,7 @@ class Subscription:
         consumer: str,
         batch_max: int,
         start: str,
+        on_trouble: OnTrouble = ignore,
     ) -> None:
         self._call = connection.call
         self._redis = connection.redis
@@ -84,6 +85,7 @@ class Subscription:
         self._idle = dict.fromkeys(streams, _END)
         self._reclaim_at_s = 0.0
         self._failures = 0
+        self._on_trouble = on_trouble
         self._backoff = Backoff(first_s=PAUSE_MIN_S, max_s=PAUSE_MAX_S)
         self._what = f"group {group!r} on {', '.join(streams)}"  # in messages
 
@@ -103,6 +105,7 @@ class Subscription:
         if self._failures:
             logger.info("%s: Redis answers again after %d tries", self._what, self._failures)
             self._failures = 0
+            self._on_trouble("")
             self._backoff.reset()
         return batch
 
@@ -220,6 +223,7 @@ class Subscription:
 
     async def _pause(self, error: Unavailable) -> None:
         self._failures += 1
+        self._on_trouble(str(error))
         if self._failures == 1:
             logger.warning("%s: %s; retrying until it is available", self._what, error)
         self._start_over()

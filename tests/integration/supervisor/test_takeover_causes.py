@@ -142,6 +142,27 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
     await log.aclose()
 
 
+async def test_a_leader_that_may_not_read_says_so(own_server: RedisServer, tmp_path: Path) -> None:
+    """Its lease is renewed all the same, and without a new finding it writes nothing that could fail."""
+    async with aioredis.Redis.from_url(own_server.url) as redis, anyio.create_task_group() as tasks:
+        supervisor = await start_supervisor(tasks, tmp_path / "a", redis_log(own_server.url), times=QUICK)
+        async with supervisor.client() as client:
+
+            async def is_healthy() -> bool:
+                return (await client.get("/healthz")).status_code == 200
+
+            async def is_unhealthy() -> bool:
+                return not await is_healthy()
+
+            await wait_until_async(is_healthy, description="the supervisor to lead", timeout_s=30)
+            await redis.execute_command("ACL", "SETUSER", "default", "-xreadgroup")  # type: ignore[no-untyped-call]
+            await wait_until_async(is_unhealthy, description="the health check to say so", timeout_s=30)
+            assert "no permissions to run the 'xreadgroup' command" in (await client.get("/healthz")).json()["detail"]
+            await redis.execute_command("ACL", "SETUSER", "default", "+xreadgroup")  # type: ignore[no-untyped-call]
+            await wait_until_async(is_healthy, description="the health check to be content", timeout_s=30)
+        tasks.cancel_scope.cancel()
+
+
 async def test_redis_goes_away_amid_an_incident_and_comes_back(own_server: RedisServer, tmp_path: Path) -> None:
     log = redis_log(own_server.url)
     async with anyio.create_task_group() as tasks:

@@ -148,6 +148,7 @@ class Term:
         self._internal: deque[Input] = deque()  # events of the shell itself
         self._first_steps: deque[Input] = deque()  # of heartbeats
         self._read: deque[Intake] = deque()
+        self._reading_trouble = ""  # why findings and reports cannot be read; empty = they can
         self._questions = Questions()
         self._unanswered = Unanswered()
         self._wake = anyio.Event()
@@ -172,8 +173,8 @@ class Term:
 
     @property
     def trouble(self) -> str:
-        """Why reports and requests wait outside the event log; empty if none does."""
-        return self._inbox.trouble
+        """Why reports and requests wait outside the event log, or findings in it; empty if none does."""
+        return self._inbox.trouble or self._reading_trouble
 
     async def run(self) -> None:
         """Run until the lease or the event log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
@@ -290,7 +291,11 @@ class Term:
 
     async def _read_streams(self) -> None:
         batches = self._log.subscribe(
-            *SUPERVISOR_STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER, batch_max=BATCH_MAX
+            *SUPERVISOR_STREAMS,
+            group=SUPERVISOR_GROUP,
+            consumer=CONSUMER,
+            batch_max=BATCH_MAX,
+            on_trouble=self._on_reading_trouble,
         )
         async for batch in batches:
             if not batch:
@@ -299,6 +304,9 @@ class Term:
             self._wake.set()
             while len(self._read) >= BATCHES_AHEAD:
                 await self._room.wait()
+
+    def _on_reading_trouble(self, reason: str) -> None:
+        self._reading_trouble = reason
 
     async def _compare_heartbeats(self) -> None:
         """Compare the agents' heartbeats with the state. Heartbeats are not in the event log: most of them change nothing."""
