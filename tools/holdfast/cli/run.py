@@ -309,13 +309,13 @@ def _where_kept(client: Client, name: str) -> str:
     places = sorted({f"{node['disk_dir']}/{name}" for node in client.nodes() if node.get("disk_dir")})
     where = f" ({places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''})" if places else ""
     return (
-        f"after its end, checkpoints are retained on the nodes' disks{where} until `holdfast checkpoints prune {name}`, or for "
-        "the retention period of the nodes (default: 7 days)"
+        f"after its end, what run.checkpoint has saved is retained on the nodes' disks{where} until "
+        f"`holdfast checkpoints prune {name}`, or for the retention period of the nodes (default: 7 days)"
     )
 
 
 def _kept_here(directory: Path, how: How) -> str:
-    return f"after its end, checkpoints are retained in {directory}. To resume: {how.resume}"
+    return f"after its end, what run.checkpoint has saved is retained in {directory}. To resume from it: {how.resume}"
 
 
 def _how_here(name: str, directory: Path) -> How:
