@@ -34,7 +34,7 @@ def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: Fak
     chain |= {"incident": "finding", "decision": "incident", "generation change": "incident"}
     chain |= {"prepare": "generation change", "first step": "generation change"}
     chain |= {"stop": "prepare", "fork": "prepare", "stage": "prepare"}
-    chain |= dict.fromkeys(("process group", "build", "restore", "step"), "first step")
+    chain |= dict.fromkeys(("script", "process group", "build", "restore", "step"), "first step")
     chain |= {"fetch": "stage"} if incident["action"]["kind"] == "hot_swap" else {}
     assert parents == chain
     last = [span for span in spans if span.attributes.get("holdfast.generation") == incident["new_generation"]]

@@ -237,6 +237,9 @@ def test_the_store_keeps_what_it_is_asked_to_and_the_owner_deletes(tmp_path: Pat
         for step in (1, 2, 3, 4):
             save_both(a, b, step, images)
             wait_until(lambda step=step: (1, step) in steps(open_store(url), JOB), description=f"step {step} stored")  # type: ignore[misc]
+        a.wait_stored(4, 3, 1)  # no later step is known to be on every node
+        for node in (a, b):
+            node.retain(4)
         a.wait_stored(4, 3)
         wait_until(lambda: len(survey(open_store(url), JOB)) == 2, description="older steps gone whole")
 
