@@ -330,7 +330,9 @@ def test_a_node_without_descriptors_says_so_and_restores_once_it_has_some(tmp_pa
                 b.stage(key, store=url, timeout_s=5.0)
         finally:
             process.rlimit(resource.RLIMIT_NOFILE, limits)
-        assert b.stage(key, store=url).source == OBJECT_STORE
+        assert b.stage(key, store=url).source in (OBJECT_STORE, "memory"), (
+            "the first attempt may have come as far as that"
+        )
 
 
 def test_an_error_of_the_file_system_is_not_its_own_cause(tmp_path: Path) -> None:
