@@ -18,7 +18,7 @@ import venv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO
@@ -32,6 +32,7 @@ from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.distribution import DISTRIBUTION
+from holdfast.domain.errors import Conflict
 from holdfast.runtime.children import tied
 
 ROOT = Path(__file__).parents[1]
@@ -157,12 +158,23 @@ class MixedFleet(Cluster):
     def replace_agent(self, node: str, version: Version) -> None:
         """What docs/upgrades.md says of a node without ranks."""
         self.install(version, node)
-        self.client.restart_agent(node, "upgrade")
+        wait_until(
+            partial(self._is_restarting, node), description=f"{node} without workers of the generation that it left"
+        )
         wait_until(
             lambda: self.versions().get(node) == version.name,
             description=f"the agent of {node} with version {version.name}",
             timeout_s=90,
         )
+
+    def _is_restarting(self, node: str) -> bool:
+        try:
+            self.client.restart_agent(node, "upgrade")
+        except Conflict as refused:
+            if "has workers" not in str(refused):
+                raise
+            return False
+        return True
 
     def complaints(self) -> list[str]:
         """Lines of the services' logs, not of the ranks', that are errors or belong to a traceback."""
