@@ -399,6 +399,25 @@ def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = Tr
     return fleet
 
 
+def warn_of_a_slow_node(fleet: Fleet) -> None:
+    """A warning about n1 has lasted for so long that the policy is asked what to do about it."""
+    warning = Finding(
+        id="slow:n1",
+        kind=FindingKind.STRAGGLER,
+        severity=Severity.WARNING,
+        at=fleet.now,
+        since=fleet.now - 700.0,
+        summary="n1 is slow.",
+        node="n1",
+        job=JOB,
+        generation=fleet.job.number,
+        cost_share=0.1,
+    )
+    fleet.fold(FindingArrived(fleet.now, warning))
+    fleet.now += 700.0
+    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+
+
 def asked_to_end(fleet: Fleet, node: str, incarnation: str = "", grace_s: float = 25.0, after_s: float = 0.01) -> None:
     """SIGTERM to the agent of a node, `after_s` after what was before."""
     fleet.now += after_s

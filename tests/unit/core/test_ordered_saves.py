@@ -6,16 +6,14 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from fleet import JOB, Fleet, job, running
+from fleet import JOB, Fleet, job, running, warn_of_a_slow_node
 
-from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage, SetInterval
 from holdfast.policy import set_interval
 from holdfast.supervisor.core.lifecycle import Saving, Stopping
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
-    FindingArrived,
     JobPhase,
     JobStopRequested,
     ResizeRequested,
@@ -186,21 +184,7 @@ def test_answers_after_the_decision_change_nothing(ok: bool) -> None:
 def questioned(kind: type[Fleet] = Fleet) -> Fleet:
     """A running job, which saves every 10 steps, and of which the policy is asked what to do about a warning."""
     fleet = running(job(dp=3, interval=10), saved=20, kind=kind, decide=False)
-    warning = Finding(
-        id="slow:n1",
-        kind=FindingKind.STRAGGLER,
-        severity=Severity.WARNING,
-        at=fleet.now,
-        since=fleet.now - 700.0,
-        summary="n1 is slow.",
-        node="n1",
-        job=JOB,
-        generation=fleet.job.number,
-        cost_share=0.1,
-    )
-    fleet.fold(FindingArrived(fleet.now, warning))
-    fleet.now += 700.0
-    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    warn_of_a_slow_node(fleet)
     return fleet
 
 

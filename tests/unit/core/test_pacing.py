@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fleet import JOB, Fleet, job, running
+from fleet import JOB, Fleet, job, running, warn_of_a_slow_node
 
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import Action
 from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
 from holdfast.policy import restart, set_interval
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
-from holdfast.supervisor.protocol import CheckpointRequested, FindingArrived, LeaderStarted, StepsCompleted
+from holdfast.supervisor.protocol import CheckpointRequested, LeaderStarted, StepsCompleted
 
 
 def auto(**settings: object) -> JobSpec:
@@ -221,21 +221,7 @@ def test_an_interval_that_is_set_while_the_job_runs_is_announced_ahead_to_every_
 ) -> None:
     fleet = running(job(dp=2, interval=10), decide=False)
     steps(fleet, 100)
-    warning = Finding(
-        id="slow:n1",
-        kind=FindingKind.STRAGGLER,
-        severity=Severity.WARNING,
-        at=fleet.now,
-        since=fleet.now - 700.0,
-        summary="n1 is slow.",
-        node="n1",
-        job=JOB,
-        generation=fleet.job.number,
-        cost_share=0.1,
-    )
-    fleet.fold(FindingArrived(fleet.now, warning))
-    fleet.now += 700.0
-    fleet.fold(FindingArrived(fleet.now, replace(warning, at=fleet.now, repeat=1)))
+    warn_of_a_slow_node(fleet)
     if newest > 100:  # diagnostics reports no steps any more
         fleet.beat(newest)
         fleet.now += since_s

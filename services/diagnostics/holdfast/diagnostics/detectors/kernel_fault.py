@@ -28,6 +28,7 @@ class _Meaning:
     subject: re.Pattern[str] | None = None
 
 
+_PCI = r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"  # address of a device
 _NODE = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
 _MEANINGS: dict[KernelEvent, _Meaning] = {
     KernelEvent.OOM_KILL: _Meaning(
@@ -77,21 +78,21 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         Severity.WARNING,
         "has a network adapter that its driver reports as failed",
         _NODE,
-        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"),
+        re.compile(_PCI),
     ),
     KernelEvent.MLX5_COMMAND: _Meaning(
         FindingKind.NETWORK_FAULT,
         Severity.WARNING,
         "has a network adapter whose firmware does not answer commands",
         _NODE,
-        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"),
+        re.compile(_PCI),
     ),
     KernelEvent.ADAPTER_STALL: _Meaning(
         FindingKind.NETWORK_FAULT,
         Severity.WARNING,
         "has a network adapter that does not send",
         _NODE,
-        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)|WATCHDOG: (\S+)"),
+        re.compile(rf"{_PCI}|WATCHDOG: (\S+)"),
     ),
     KernelEvent.NVSWITCH: _Meaning(
         FindingKind.NETWORK_FAULT,
