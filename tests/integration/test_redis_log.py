@@ -46,8 +46,8 @@ def binary(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-async def lead(log: RedisLog) -> Lease:
-    lease = await log.acquire("leader", "a", 30.0)
+async def lead(log: RedisLog, holder: str = "a") -> Lease:
+    lease = await log.acquire("leader", holder, 30.0)
     assert lease is not None
     return lease
 
@@ -219,8 +219,18 @@ async def test_older_data_than_the_last_leader_is_noticed_by_who_saw_it(redis_ur
         await other.acquire("leader", "b", 30.0, begin=False)
     again = await other.acquire("leader", "b", 30.0)
     assert again is not None
+    assert again.epoch > lease.epoch
     await log.aclose()
     await other.aclose()
+
+
+async def test_an_emptied_redis_hands_out_no_epoch_twice(log: RedisLog, raw: redis.Redis) -> None:
+    """Not even within the second of the last election, which the server's clock alone does not tell apart."""
+    epochs = []
+    for holder in "abcdefgh":
+        epochs.append((await lead(log, holder)).epoch)
+        raw.flushall()
+    assert epochs == sorted(set(epochs))
 
 
 # ---------------------------------------------------------------------- full

@@ -185,7 +185,7 @@ class RedisLog:
         keys = [self._keys.lease(name), self._keys.epoch(name), self._keys.candidate(name), self._keys.renewal(name)]
         seen, seen_renewal = self._seen.get(name, (0, "0"))
         known: tuple[int, str] = (0, "0") if begin else (max(1, seen), seen_renewal)
-        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), *known]
+        args: list[str | int] = [holder, _milliseconds(ttl_s), _milliseconds(CANDIDATE_S), *known, seen]
         answer: Any = await self._growing(lambda: self._acquire(keys=keys, args=args))
         text, _, renewed = answer.decode().partition(" ")
         epoch, is_held = abs(int(text or 0)), text.startswith("-")

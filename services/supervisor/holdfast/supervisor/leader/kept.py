@@ -46,7 +46,7 @@ class Kept:
 
     def choose(self, stored: State, epoch: int) -> tuple[State, str]:
         """The state to begin a term of `epoch` from, and what Redis has lost; "" if nothing. Raises `StaleEpoch` if the kept
-        state is of this epoch already, which an empty Redis hands out within the second of its last election."""
+        state is of this epoch already, which no log hands out to the holder that had it."""
         kept = self._state
         if kept is None or kept.epoch < stored.epoch or kept.folded_at <= stored.folded_at:
             lost = "its last writes" if stored.epoch else "all jobs, incidents and records of nodes"
