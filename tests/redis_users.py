@@ -66,7 +66,7 @@ def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]
                 except redis.ConnectionError:
                     return False
 
-            wait_until(answers, description="an answer of Redis", timeout_s=30)
+            wait_until(answers, description="an answer of Redis")
         yield port
     finally:
         process.terminate()

@@ -58,9 +58,7 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
     with cluster(tmp_path / "stack", nodes=2, environment=LEAVING) as run:
         shell = Shell(tmp_path, run.stack.for_commands)
         with shell.start("run", str(body)) as launcher:
-            wait_until(
-                lambda: JOB in {job["name"] for job in run.client.jobs()}, description="the submission", timeout_s=60.0
-            )
+            wait_until(lambda: JOB in {job["name"] for job in run.client.jobs()}, description="the submission")
             run.wait_step(JOB, 10)
             agents = _sigterm(run)
             said, err = launcher.communicate(timeout=60)
@@ -73,7 +71,7 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
         assert f"checkpoint at step {step} is in: memory of 2 ranks, disk of 2 ranks" in " ".join(said.split())
         assert [each["kind"] for each in run.client.incidents(JOB)] == ["maintenance"]
         for agent in agents:
-            wait_until(lambda each=agent: _gone(each), description="the agents to end", timeout_s=60.0)  # type: ignore[misc]
+            wait_until(lambda each=agent: _gone(each), description="the agents to end")  # type: ignore[misc]
         before = len(_steps(out))
 
         for node in run.stack.node_names:

@@ -39,7 +39,7 @@ def test_interrupting_a_local_run_leaves_nothing_behind(tmp_path: Path, moment_s
             start_new_session=True,
         )
     if moment_s is None:
-        wait_until(lambda: TRAINS.search(output.read_bytes()), description="a step of training", timeout_s=90)
+        wait_until(lambda: TRAINS.search(output.read_bytes()), description="a step of training")
     else:
         time.sleep(moment_s)  # the moment is the parameter of this test, not a wait for something
     process.send_signal(signal.SIGINT)
@@ -47,5 +47,5 @@ def test_interrupting_a_local_run_leaves_nothing_behind(tmp_path: Path, moment_s
     status = process.wait(60)
     ended = (1,) if output.read_bytes().startswith(PYTHON_STARTS) else (130, -signal.SIGINT)
     assert status in ended, output.read_text()
-    wait_until(lambda: not marked(mark), description="every process of the run to be gone", timeout_s=10)
+    wait_until(lambda: not marked(mark), description="every process of the run to be gone")
     assert memory_of(process.pid) == []

@@ -87,7 +87,7 @@ def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) 
             run.stack.check()
             return all((tmp_path / str(rank)).stat().st_size >= HEALTHY_STEPS for rank in range(3))
 
-        wait_until(healthy_steps, description=f"{HEALTHY_STEPS} steps of each rank", timeout_s=60)
+        wait_until(healthy_steps, description=f"{HEALTHY_STEPS} steps of each rank")
         assert found(run) == [], "nobody is slow"
         with CAUSES[cause](run, int((tmp_path / f"pid-{SLOW_RANK}").read_text())):
             wait_until(lambda: bool(found(run)), description="the slow rank to be found", timeout_s=FOUND_S)

@@ -210,7 +210,7 @@ def agent(link: Link, directory: Path, **options: Any) -> Iterator[Agent]:
 
 
 def wait_whole(link: Link, before: Any) -> None:
-    wait_until(lambda: link.state() == before, description="the link is as it was", timeout_s=30)
+    wait_until(lambda: link.state() == before, description="the link is as it was")
 
 
 @pytest.mark.timeout(120)

@@ -38,7 +38,7 @@ def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: W
     shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--attach", "--name", "mine", "train.py") as first:
         read_until(first, "mine submitted to")
-        wait_until((tmp_path / "began").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / "began").exists, description="the job to begin")
         first.kill()
     with shell.start("run", "--attach", "--name", "mine", "train.py") as second:
         read_until(second, "attached to mine")

@@ -79,7 +79,7 @@ def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Pa
     with WarmStack(StackOptions(directory=directory, nodes=1)) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         client.submit(job)
-        ended = wait_until(lambda: _ended(client), description="the job to end", timeout_s=120, poll_s=0.1)
+        ended = wait_until(lambda: _ended(client), description="the job to end", poll_s=0.1)
         wait_until(lambda: client.job("full")["step"] == 30, description="the last step to be counted")
         said = "\n".join(path.read_text(errors="replace") for path in node.rglob("*.log") if path.is_file())
     assert ended["phase"] == "completed", ended["reason"]

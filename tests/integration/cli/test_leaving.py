@@ -32,7 +32,7 @@ def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> 
         with Client(stack.api_url) as client:
             assert client.job("remote")["phase"] not in ("stopped", "failed", "stopping")
             assert shell("jobs", "stop", "remote", "--now", "--reason", "enough").code == 0
-            wait_until(lambda: client.job("remote")["phase"] == "stopped", description="the stop", timeout_s=30)
+            wait_until(lambda: client.job("remote")["phase"] == "stopped", description="the stop")
             assert "enough" in client.job("remote")["reason"]
 
 
@@ -68,7 +68,7 @@ def test_a_run_on_a_stack_of_its_own_outlives_its_services(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path)
     with shell.start("run", "--local", "train.py") as process:
-        wait_until((tmp_path / "began").exists, description="the run to begin", timeout_s=90)
+        wait_until((tmp_path / "began").exists, description="the run to begin")
         for service in ("diagnostics", "supervisor"):
             (found,) = [each for each in shell.processes() if f"holdfast.{service}" in each.cmdline()]
             found.kill()

@@ -52,7 +52,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: War
     run = ("run", "--detach", "--name", "logged", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert shell(*run).code == 0
     for rank in range(2):
-        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin")
     running = shell("logs", "logged")
     assert running.out.splitlines() == ["rank 0 line 0", "rank 0 line 1", "rank 0 line 2", "100 %"]
     assert running.err.strip().endswith("/logs/logged/g1/rank-0.log")
@@ -86,7 +86,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
-    wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
+    wait_until((tmp_path / "began-0").exists, description="the job to begin")
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
 
     def printed(*arguments: str) -> tuple[int, str, str]:
@@ -104,7 +104,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
         tail = LogTail(client, "far", frozenset({0}))
         wait_until(
             lambda: any("rank 0 line 0" in line for line in tail.lines(client.job("far"))),
-            description="what `holdfast run` shows of it", timeout_s=30.0,
+            description="what `holdfast run` shows of it",
         )  # fmt: skip
         client.stop("far", "enough")
 
@@ -116,7 +116,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     run = ("run", "--detach", "--name", "remote", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert Shell(tmp_path, stack.for_commands)(*run).code == 0
     for rank in range(2):
-        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin")
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
 
     def printed() -> tuple[int, str, str]:
@@ -127,11 +127,9 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     assert code != 0
     assert "no rank of remote has left an exception on a node that was reached" in err
     (tmp_path / "go-on").touch()
-    wait_until(lambda: printed()[0] == 0, description="the exception", timeout_s=60.0)
+    wait_until(lambda: printed()[0] == 0, description="the exception")
     with Client(stack.api_url) as client:
-        wait_until(
-            lambda: client.rank_errors("remote")["decided_by"] == "incident", description="incident", timeout_s=30
-        )
+        wait_until(lambda: client.rank_errors("remote")["decided_by"] == "incident", description="incident")
         measured = client.rank_measurements("remote")
     assert measured["step_s"] == [], "the job is over"
     code, out, err = printed()
@@ -146,7 +144,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
 def test_what_the_api_says_of_logs(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "parts", "train.py").code == 0
-    wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
+    wait_until((tmp_path / "began-0").exists, description="the job to begin")
     with Client(stack.api_url) as client:
         whole = client.rank_log("parts", 0, -1, 0, 4096)
         assert whole["offset"] == 0

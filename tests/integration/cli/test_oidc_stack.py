@@ -39,7 +39,7 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
             assert httpx.get(f"{api}/v1/jobs").status_code == 401
             wait_until(
                 lambda: httpx.get(f"{api}/v1/jobs", headers=headers).status_code == 200,
-                description="the keys of the issuer", timeout_s=60,
+                description="the keys of the issuer",
             )  # fmt: skip
             file.write_text(token)
             ada = Shell(tmp_path, {**environment, "HOLDFAST_API": api}, mark=shell.mark)

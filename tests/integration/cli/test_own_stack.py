@@ -58,10 +58,10 @@ def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_
     (tmp_path / "short.yaml").write_text(JOB.format(steps=1))
     shell = Shell(tmp_path)
     with shell.start("run", "--local", "--dir", "kept", "long.yaml") as process:
-        wait_until(lambda: on_disk(tmp_path), description="a checkpoint on the node's disk", timeout_s=120)
+        wait_until(lambda: on_disk(tmp_path), description="a checkpoint on the node's disk")
         process.send_signal(ending)
         process.communicate(timeout=60)
-    wait_until(lambda: not shell.processes(), description="everything of it to be gone", timeout_s=30)
+    wait_until(lambda: not shell.processes(), description="everything of it to be gone")
     assert begun(tmp_path) == [(0, 0)]
 
     refused = shell("run", "--local", "--dir", "kept", "short.yaml", timeout_s=120)

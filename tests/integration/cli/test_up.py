@@ -256,9 +256,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_ranks_come_back(run: R
     before, worker = run.pid_of("node-0"), run.worker()
     psutil.Process(before).kill()
     run.up.wait_said("node-0 has exited; restarting")
-    wait_until(
-        lambda: run.job()["phase"] == "running" and run.worker() != worker, description="a new worker", timeout_s=90
-    )
+    wait_until(lambda: run.job()["phase"] == "running" and run.worker() != worker, description="a new worker")
     run.goes_on()
 
 

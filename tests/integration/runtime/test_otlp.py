@@ -57,7 +57,7 @@ input()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        wait_until(lambda: len(collector.metrics) == 4, description="metrics", timeout_s=20)
+        wait_until(lambda: len(collector.metrics) == 4, description="metrics")
         assert collector.metrics["holdfast.job.world_size"] == {
             (("holdfast.job", "gpt"),): 9,
             (("holdfast.job", "other"),): 2,

@@ -113,10 +113,10 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
             return str(json.loads(served[-1])["url"]) if served else ""
 
         for service in logs:
-            wait_until(lambda: bool(url_of(service)), description=f"the metrics of {service}", timeout_s=60)  # noqa: B023
+            wait_until(lambda: bool(url_of(service)), description=f"the metrics of {service}")  # noqa: B023
             assert "process_resident_memory_bytes" in scrape(url_of(service))
         with Client(stack.api_url) as client:
-            wait_until(lambda: len(list(client.nodes())) == 1, description="the node", timeout_s=60)
+            wait_until(lambda: len(list(client.nodes())) == 1, description="the node")
 
         def samples(service: str, family: str) -> list[Sample]:
             found = scrape(url_of(service)).get(family)
@@ -124,10 +124,10 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
 
         wait_until(
             lambda: sum(each.value for each in samples("supervisor", "holdfast_nodes")) == 1,
-            description="the node among the supervisor's metrics", timeout_s=60,
+            description="the node among the supervisor's metrics",
         )  # fmt: skip
         labels = {"holdfast_node": "node-0", "holdfast_gpu": "0"}
         wait_until(
             lambda: any(each.labels == labels for each in samples("agent", "holdfast_gpu_temperature_celsius")),
-            description="the recorded GPU", timeout_s=60,
+            description="the recorded GPU",
         )  # fmt: skip

@@ -43,8 +43,8 @@ async def test_readers_do_not_take_connections_away(redis_url: str, tmp_path: Pa
 
             for number in range(READERS):
                 tasks.start_soon(reader, number)
-            await wait_until_async(lambda: len(open_streams) == READERS, description="every stream", timeout_s=60)
+            await wait_until_async(lambda: len(open_streams) == READERS, description="every stream")
             assert (await redis.info("clients"))["blocked_clients"] < 10
             await read.post("/v1/jobs", job_body(name="awaited"))
-            await wait_until_async(lambda: len(told) == READERS, description="every reader to be told", timeout_s=60)
+            await wait_until_async(lambda: len(told) == READERS, description="every reader to be told")
         tasks.cancel_scope.cancel()

@@ -51,7 +51,7 @@ def torchrun(directory: Path, how: str) -> Iterator[WarmProcess]:
 def test_ranks_are_children_of_torchrun_in_sessions_of_their_own_and_outlive_it(tmp_path: Path) -> None:
     with torchrun(tmp_path, "waits") as launcher:
         paths = [tmp_path / rank for rank in ("0", "1")]
-        wait_until(lambda: all(path.exists() for path in paths), description="both ranks", timeout_s=90)
+        wait_until(lambda: all(path.exists() for path in paths), description="both ranks")
         ranks = [each for each in psutil.Process(launcher.pid).children() if "-u" in each.cmdline()]
         assert len(ranks) == 2, [each.cmdline() for each in psutil.Process(launcher.pid).children(recursive=True)]
         for rank in ranks:
