@@ -140,7 +140,7 @@ class Node:
         if self._channel is not None:
             self._channel.close()
         process.send_signal(how)
-        return process.wait(timeout=60)
+        return process.wait(timeout=TIMEOUT_S)
 
     # ------------------------------------------------------------ the agent's side
 

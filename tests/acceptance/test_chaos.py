@@ -84,7 +84,6 @@ def test_a_schedule_of_faults_is_survived_and_every_fault_has_its_row(tmp_path: 
     assert written["counts"]["survived"] >= len(faults)
 
 
-@pytest.mark.timeout(300)
 def test_a_job_that_does_not_allow_it_is_refused_at_every_door_and_keeps_running(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
         run.client.submit(job(tmp_path / "out", chaos=False))
@@ -101,7 +100,6 @@ def test_a_job_that_does_not_allow_it_is_refused_at_every_door_and_keeps_running
         assert list(run.client.incidents("gpt")) == []
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
@@ -133,7 +131,6 @@ def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> 
         assert run.client.job("gpt")["generation"] == 1, "a slow rank interrupts nothing"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_ctrl_c_ends_it_with_the_table(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
@@ -151,7 +148,6 @@ def test_ctrl_c_ends_it_with_the_table(tmp_path: Path) -> None:
         assert run.client.job("gpt")["generation"] == generation, "no further fault"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
@@ -168,7 +164,6 @@ def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
     assert (fault["found_as"], fault["action"], fault["outcome"]) == ("node_lost", "scale_down", "survived")
 
 
-@pytest.mark.timeout(300)
 def test_a_flipped_bit_is_in_a_stored_shard_and_the_run_goes_on(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
         run.client.submit(job(tmp_path / "out", chaos=True))

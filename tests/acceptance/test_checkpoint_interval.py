@@ -11,7 +11,6 @@ from waiting import wait_until
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_interval_is_chosen_announced_and_kept(tmp_path: Path) -> None:
     spec = gpt_job("auto", tmp_path / "out", dp=2, pp=1, steps=100_000)
     spec["checkpoint"] = {"interval_steps": "auto", "interval_min_s": 0.2, "interval_max_s": 1.0, "keep": 2}

@@ -13,8 +13,6 @@ from losses import losses
 from training import Cluster, cluster, gpt_job
 from waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 REDIS_AWAY_S = 5.0
 STEPS_MAX = 1_000_000
 

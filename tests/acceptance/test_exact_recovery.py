@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from losses import losses
 from traces import parents_of, root_of
@@ -61,7 +60,6 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.timeout(240)
 def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with (

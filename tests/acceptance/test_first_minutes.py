@@ -15,7 +15,7 @@ from commands import read_until
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from ports import NO_LOCAL_API
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 INSTALL_TIMEOUT_S = 600
@@ -168,7 +168,7 @@ def test_from_the_wheel_to_a_run_that_was_broken_stopped_and_resumed(user: User,
             wait_until(lambda: "completed" in user("holdfast", "jobs", "show", "mine"), description="its end")
         finally:
             up.terminate()
-            said, _ = up.communicate(timeout=60)
+            said, _ = up.communicate(timeout=TIMEOUT_S)
     assert up.returncode == 0, said
     assert "Traceback" not in said
 

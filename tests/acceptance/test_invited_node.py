@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import Shell, read_until, refused
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.enrolled import DIRECTORY, Enrolled
@@ -47,7 +47,6 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.timeout(300)
 def test_certificates_are_renewed_during_training_and_no_step_is_lost(tmp_path: Path, memory: Path) -> None:
     plain = Shell(tmp_path, {"HOLDFAST_API_TOKEN": TOKEN})
     assert plain("ca", "init", "--dir", "ca").code == 0
@@ -88,11 +87,11 @@ def test_certificates_are_renewed_during_training_and_no_step_is_lost(tmp_path: 
         with node.start("agent", *flags) as agent:
             train(command, tmp_path, head)
             agent.terminate()
-            agent.wait(60)
+            agent.wait(TIMEOUT_S)
         used = Shell(tmp_path, {"HOLDFAST_INVITE": line}, mark=plain.mark)
         refused(used("agent", "--node", "node-1", "--dir", "b"), "was used already, by node-1")
         up.terminate()
-        up.wait(60)
+        up.wait(TIMEOUT_S)
     plain.assert_nothing_runs()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 import scaling_train
 from training import Cluster, cluster
 from waiting import wait_until
@@ -38,7 +37,6 @@ def _gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.timeout(300)
 def test_the_ranks_of_an_agent_that_is_asked_to_end_move_to_a_spare_and_no_step_is_done_again(tmp_path: Path) -> None:
     with cluster(
         tmp_path / "stack",

@@ -31,7 +31,6 @@ def mesh_job(
     }
 
 
-@pytest.mark.timeout(300)
 def test_two_nodes_of_four_ranks_with_pp_outermost_recover_bit_for_bit(tmp_path: Path) -> None:
     """Each node runs one stage of both replicas."""
     mesh = {"pp": 2, "dp": 2, "tp": 2}
@@ -51,7 +50,6 @@ def test_two_nodes_of_four_ranks_with_pp_outermost_recover_bit_for_bit(tmp_path:
     assert set(losses(calm)) == set(range(1, STEPS + 1))
 
 
-@pytest.mark.timeout(300)
 def test_a_replica_that_is_spread_over_the_stages_leaves_and_returns(tmp_path: Path) -> None:
     """Nodes 0 and 2 of the mesh are one replica, 1 and 3 the other: the numbers of the ranks that stay change."""
     mesh = {"pp": 2, "dp": 2, "tp": 2}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import plugged
-import pytest
 from training import cluster, gpt_job
 from waiting import wait_until
 from warm_processes import COMMANDS, warm
@@ -17,7 +16,6 @@ from warm_processes import COMMANDS, warm
 from holdfast.plugins import Group
 
 
-@pytest.mark.timeout(240)
 def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
     environment = plugged.install(tmp_path / "site")
     inlet, database = tmp_path / "inlet", tmp_path / "checkpoints.db"

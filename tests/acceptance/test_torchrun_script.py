@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from leftovers import MARK, marked, memory_of
 from waiting import wait_until
 from warm_processes import COMMANDS, warm
@@ -39,7 +38,6 @@ def workers(mark: str) -> list[psutil.Process]:
     return [process for process in marked(mark) if process.ppid() in templates]
 
 
-@pytest.mark.timeout(300)
 def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     mark = f"{os.getpid()}-{random.random()}"
     checkpoint = tmp_path / "ddp.pt"

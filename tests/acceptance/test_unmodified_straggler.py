@@ -71,7 +71,6 @@ CAUSES: dict[str, Callable[[Cluster, int], AbstractContextManager[None]]] = {
 NOT_HERE = {"a cgroup that throttles it": throttling()}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) -> None:
     if reason := NOT_HERE.get(cause):

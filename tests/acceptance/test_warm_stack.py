@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
 from leftovers import gone
 from training import cluster
 from waiting import wait_until
@@ -33,7 +32,6 @@ def words(process: psutil.Process) -> str:
     return ""
 
 
-@pytest.mark.timeout(120)
 def test_processes_belong_to_the_agent_end_with_it_and_workers_have_no_modules_of_services(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

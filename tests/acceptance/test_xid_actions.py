@@ -14,7 +14,7 @@ from training import Cluster, cluster, gpt_job
 from waiting import wait_until
 
 # Slow: what a boot or another machine has to wait for is looked at every 30 s.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow]
 
 JOB = "gpt"
 NOTE = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + chr(10)); print('accepted')"

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from agent_harness import Agent, newest_in_memory, prepare_order, read_json, running_agent, script, start_job
 from leftovers import gone
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, SaveStage, Stop
@@ -181,7 +181,7 @@ def test_an_agent_that_is_asked_to_end_leaves_every_checkpoint_whole(agent: Agen
     order = prepare_order("train", str(agent.root / "train.py"), nproc=2)
     reported = common_step(agent, "train", {0, 1})[0].key.step
     agent.process.terminate()
-    assert agent.process.wait(60) == 0, agent.log()
+    assert agent.process.wait(TIMEOUT_S) == 0, agent.log()
     saved = newest_in_memory(agent, "train", 2)
     assert saved >= reported
     agent.plane.reports.clear()

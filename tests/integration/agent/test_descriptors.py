@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import wait_until
@@ -17,8 +16,6 @@ from waiting import wait_until
 from holdfast.agent.descriptors import LOW, RESERVE
 from holdfast.domain.orders import RanksFinished, Stop
 from holdfast.domain.signals import HostSample, RankProgress, WorkerExited
-
-pytestmark = pytest.mark.timeout(180)
 
 UNTIL_TOLD = """
 import os, sys, time

@@ -59,7 +59,6 @@ def test_a_stack_whose_directory_is_full_does_not_start(small: Path, tmp_path: P
     shell.assert_nothing_runs()
 
 
-@pytest.mark.timeout(180)
 def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Path) -> None:
     """The disk tier of the one node is too small for a shard: memory still holds the checkpoints."""
     pytest.importorskip("torch")

@@ -9,7 +9,7 @@ import pytest
 from commands import Shell, read_until, refused
 from training import WarmStack
 from typer.testing import CliRunner
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.log_tail import LogTail
@@ -45,7 +45,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
         yield stack
 
 
-@pytest.mark.timeout(240)
 def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
@@ -62,7 +61,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: War
     with shell.start("logs", "logged", "-f", "-n", "1") as follower:
         read_until(follower, "100 %")
         (tmp_path / "go-on").touch()
-        out, err = follower.communicate(timeout=90)
+        out, err = follower.communicate(timeout=TIMEOUT_S)
     assert (follower.returncode, "the last line" in out) == (0, True), out + err
 
     first = shell("logs", "logged", "--first-error")

@@ -21,7 +21,7 @@ import pytest
 from certificates import tls
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.runtime import grpc_channel
@@ -96,7 +96,7 @@ async def test_the_status_of_a_call_arrives_behind_its_first_write_that_was_unde
 
     async with listen("127.0.0.1:0", overflowing, services=[]) as server, open_channel(server.endpoint) as channel:
         call = control_pb2_grpc.ControlStub(channel).Session()
-        with anyio.fail_after(10), contextlib.suppress(grpc.aio.AioRpcError):
+        with anyio.fail_after(TIMEOUT_S), contextlib.suppress(grpc.aio.AioRpcError):
             while await cancellable(call.read()) is not grpc.aio.EOF:
                 pass
         assert await call.code() is grpc.StatusCode.ABORTED
@@ -163,10 +163,10 @@ async def test_a_connection_that_broke_while_the_server_was_frozen_is_no_error(
 
         async with listen("127.0.0.1:0", writing, services=[]) as server:
             reader = started(server.endpoint)
-            with anyio.fail_after(30):
+            with anyio.fail_after(TIMEOUT_S):
                 await servicer.begun.wait()
             kill_and_wait(reader)
-            with anyio.fail_after(10):
+            with anyio.fail_after(TIMEOUT_S):
                 await servicer.ended.wait()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
@@ -254,7 +254,7 @@ async def test_a_peer_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: 
             await call.write(telemetry_pb2.Tick(seq=1))
             await call.read()
             os.kill(server.pid, signal.SIGSTOP)
-            with anyio.fail_after(10), pytest.raises(grpc.aio.AioRpcError) as caught:
+            with anyio.fail_after(TIMEOUT_S), pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:

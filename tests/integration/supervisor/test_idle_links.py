@@ -23,7 +23,7 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import CheckLink, OrderDone
 from holdfast.wire.links import decode_measured
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio]
 
 NAMES = ("n0", "n1", "n2", "n3")
 SLOWED = "n3"

@@ -19,7 +19,7 @@ from supervising import (
     start_supervisor,
     until_phase,
 )
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.domain.orders import Prepare
 from holdfast.log.keys import Keys
@@ -110,7 +110,7 @@ async def test_an_emptied_redis_gets_its_state_back(redis_url: str, tmp_path: Pa
             assert await leads_since([first, *others], epoch) is first
             await confirmed(first, "gpt")
             assert orders(agents) == before, "a healthy job got orders"
-            with anyio.fail_after(30):
+            with anyio.fail_after(TIMEOUT_S):
                 assert "put back from this supervisor's memory" in (await reported(first))[-1]
             await publish(log, crash("gpt", 1, "n1", 0))
 
@@ -178,6 +178,6 @@ async def test_a_state_that_nobody_has_is_reported_as_lost(redis_url: str, tmp_p
         await redis.flushall()
         again = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), times=BRIEF)
         assert (await again.get("/v1/jobs"))["items"] == []
-        with anyio.fail_after(30):
+        with anyio.fail_after(TIMEOUT_S):
             assert "no supervisor has them in memory" in (await reported(again))[-1]
         tasks.cancel_scope.cancel()

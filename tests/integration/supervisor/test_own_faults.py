@@ -15,7 +15,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare, Start
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio]
 
 NODES = ("n1", "n2")
 
