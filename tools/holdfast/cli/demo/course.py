@@ -17,6 +17,7 @@ UNEVEN_JOB = "uneven"
 BEREFT_JOB = "bereft"
 FAULTY_JOB = "faulty"
 CHECKPOINT_STEPS = 10
+PACE = ("--step-s-min", "0.1")  # steps are counted once a second: a fast machine would finish before the faults
 REFERENCE_TIMEOUT_S = 600.0
 View = dict[str, Any]
 
@@ -27,7 +28,7 @@ class Course:
 
     faults: int
     steps: int  # default
-    steps_min: int  # needed by the faults; a fast machine finishes more steps before each fault is injected
+    steps_min: int  # needed by the faults
     dp: int
     pp: int
     crash_rank: int

@@ -19,6 +19,7 @@ from holdfast.cli.demo.course import (
     CHECKPOINT_STEPS,
     FAULTY_JOB,
     JOB,
+    PACE,
     UNEVEN_JOB,
     Course,
     Expectation,
@@ -204,8 +205,8 @@ class Scenario:
                 return job
             if job["phase"] == "completed":
                 raise HoldfastError(
-                    f"the demo's job finished its {self._steps} steps before {what}, because this machine is fast; use more "
-                    f"steps, for example --steps {2 * self._steps}"
+                    f"the demo's job finished its {self._steps} steps before {what}; use more steps, for example "
+                    f"--steps {2 * self._steps}"
                 )
             if job["phase"] in ENDED:
                 raise HoldfastError(f"the demo's job is {job['phase']} while waiting for {what}: {job['reason']}")
@@ -236,7 +237,7 @@ class Scenario:
         return {
             "name": JOB,
             "script": str(examples() / "gpt" / "train.py"),
-            "args": training_arguments(self._out / "train", self._steps),
+            "args": [*training_arguments(self._out / "train", self._steps), *PACE],
             "nodes": self._course.active,
             "nproc_per_node": 1,
             "mesh": {"dp": self._course.dp, "pp": self._course.pp},
@@ -291,7 +292,7 @@ class Scenario:
             {
                 "name": BEREFT_JOB,
                 "script": str(examples() / "gpt" / "train.py"),
-                "args": training_arguments(out, self._steps),
+                "args": [*training_arguments(out, self._steps), *PACE],
                 "nodes": 3,
                 "nproc_per_node": 1,
                 "mesh": {"dp": 1, "pp": 3},
