@@ -166,7 +166,7 @@ def undisturbed(launch: StartLaunch, steps: int = STEPS) -> dict[int, str]:
 
 def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(launch: StartLaunch, tmp_path: Path) -> None:
     expected = undisturbed(launch)
-    first = launch(step_s=0.05)
+    first = launch(step_s=0.2)  # from step 30 to the last there are seconds in which to kill it
     first.reaches("step 30 ")
     first.kill()
     assert images_of(tmp_path / "ckpt").exists()
