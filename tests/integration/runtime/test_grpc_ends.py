@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,10 +25,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.errors import Conflict, InvalidSpec
-from holdfast.runtime import grpc_channel
+from holdfast.runtime import grpc_channel, grpc_server
 from holdfast.runtime.children import spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
-from holdfast.runtime.grpc_server import listen, write_whole
+from holdfast.runtime.grpc_server import PENDING_S_MAX, listen, write_whole
 from holdfast.v1 import control_pb2, control_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 pytestmark = pytest.mark.anyio
