@@ -252,7 +252,7 @@ async def test_calls_wait_for_a_process_that_does_not_run_as_long_as_it_is_set(m
         with grpc.insecure_channel(server.endpoint) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             calls = [check.future(health_pb2.HealthCheckRequest()) for _ in range(10)]
-            time.sleep(2.5)  # the length of the freeze: this loop is also the server's
+            time.sleep(2.5)  # noqa: ASYNC251 - the length of the freeze: this loop is also the server's
             ends = await anyio.to_thread.run_sync(lambda: Counter(call.code() for call in calls))
     assert ends == {grpc.StatusCode.CANCELLED: 10}
 
