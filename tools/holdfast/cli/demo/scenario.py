@@ -237,7 +237,7 @@ class Scenario:
         return {
             "name": JOB,
             "script": str(examples() / "gpt" / "train.py"),
-            "args": [*training_arguments(self._out / "train", self._steps), *PACE],
+            "args": [*training_arguments(self._out / "train", self._steps, self._course.layers), *PACE],
             "nodes": self._course.active,
             "nproc_per_node": 1,
             "mesh": {"dp": self._course.dp, "pp": self._course.pp},
