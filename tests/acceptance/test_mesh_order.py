@@ -14,6 +14,8 @@ import pytest
 from losses import losses
 from training import Cluster, cluster
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all three runs
+
 SCRIPT = Path(__file__).parents[1] / "mesh_train.py"
 MESH = {"pp": 2, "dp": 2, "tp": 2}
 PAUSE_S = 0.1  # eight ranks with short pauses take all cores for as long as the job runs
