@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -36,9 +37,7 @@ class CheckpointState:
 class Checkpoints:
     """Reports CHECKPOINT."""
 
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (CheckpointTrouble,)
+    reads: ClassVar = (CheckpointTrouble,)
 
     def initial(self) -> CheckpointState:
         return CheckpointState()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -130,11 +131,8 @@ class KernelState:
 
 @dataclass(frozen=True, slots=True)
 class KernelFault:
+    reads: ClassVar = (KernelLine,)
     quiet_s: float = 600.0  # the kernel repeats a hung task every 120 s, a soft lockup every 20 s
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (KernelLine,)
 
     def initial(self) -> KernelState:
         return KernelState()

@@ -6,6 +6,7 @@ The finding is a warning with the time. The policy decides whether to save, to r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -26,11 +27,8 @@ class NoticeState:
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
+    reads: ClassVar = (MaintenanceNotice,)
     ttl_s: float = 3600.0  # Google Cloud sends its notice an hour ahead
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (MaintenanceNotice,)
 
     def initial(self) -> NoticeState:
         return NoticeState()

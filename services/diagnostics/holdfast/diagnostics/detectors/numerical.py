@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -78,11 +79,8 @@ class _Condition:
 class Numerical:
     """Reports NUMERICAL."""
 
+    reads: ClassVar = (StepColumns, StepRecord, RunStarted)
     limits: NumericalThresholds = field(default_factory=NumericalThresholds)
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, RunStarted)
 
     def initial(self) -> NumericalState:
         return NumericalState()
