@@ -85,29 +85,25 @@ class HostPressure:
 
 
 def _pressed(item: HostSample, resource: str, used: int, total: int, now: float) -> Finding:
-    return Finding(
-        id=f"pressure:{item.node}:{resource}:{item.at:.0f}",
-        kind=FindingKind.HOST_PRESSURE,
-        severity=Severity.WARNING,
-        at=now,
-        since=min(item.at, now),
-        summary=f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left).",
-        node=item.node,
-        evidence={"resource": resource, "used_bytes": str(used), "total_bytes": str(total)},
-        recommended_actions=(Remedy.WATCH,),
-    )
+    words = f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left)."
+    return _finding(item, resource, words, {"used_bytes": str(used), "total_bytes": str(total)}, now)
 
 
 def _over(item: HostSample, resource: str, value: float, limit: float, words: str, now: float) -> Finding:
+    evidence = {"value": f"{value:.3f}", "limit": f"{limit:.3f}"}
+    return _finding(item, resource, f"On {item.node} {words}.", evidence, now)
+
+
+def _finding(item: HostSample, resource: str, summary: str, evidence: dict[str, str], now: float) -> Finding:
     return Finding(
         id=f"pressure:{item.node}:{resource}:{item.at:.0f}",
         kind=FindingKind.HOST_PRESSURE,
         severity=Severity.WARNING,
         at=now,
         since=min(item.at, now),
-        summary=f"On {item.node} {words}.",
+        summary=summary,
         node=item.node,
-        evidence={"resource": resource, "value": f"{value:.3f}", "limit": f"{limit:.3f}"},
+        evidence={"resource": resource, **evidence},
         recommended_actions=(Remedy.WATCH,),
     )
 
