@@ -628,13 +628,9 @@ def describe(order: Order) -> str:
             return f"Inject {order.kind} into rank {order.rank}"
         case Prune():
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case PrepareTemplate():
-            return "PrepareTemplate"
-        case RestartAgent():
-            return "RestartAgent"
         case CheckLink():
             return f"CheckLink with {order.partner}{'' if order.endpoint else ', and waits'}"
-        case RebootNode():
-            return "RebootNode"
         case ResetGpu():
             return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"
+        case PrepareTemplate() | RestartAgent() | RebootNode():
+            return type(order).__name__
