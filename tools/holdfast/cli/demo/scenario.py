@@ -247,7 +247,7 @@ class Scenario:
             "checkpoint": CHECKPOINT,
         }
 
-    def _submit_gpt(self, name: str, mesh: Mapping[str, int], steps: int, **more: object) -> None:
+    def _submit_gpt(self, name: str, mesh: Mapping[str, int], steps: int, /, **more: object) -> None:
         """Submit a further training of the GPT, on three nodes. `more`: keys of the job file."""
         out = self._out / name
         out.mkdir(parents=True, exist_ok=True)
