@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Self
 
 import psutil
 
+from benchmarks.ports import free_port
 from benchmarks.soak import network
 from benchmarks.soak.clock import Clocks, Unbuildable
 from benchmarks.soak.relay import Relay
@@ -127,9 +127,9 @@ class Rig:
         host, port = "127.0.0.1", int(self._redis.url.rsplit(":", 1)[1].split("/")[0])
         self.relays = {name: Relay((host, port)) for name in (*DIAGNOSTICS, *SUPERVISORS)}
         for name in DIAGNOSTICS:
-            self._ports[name] = {"listen": _free_port(self.host)}
+            self._ports[name] = {"listen": free_port(self.host)}
         for name in SUPERVISORS:
-            self._ports[name] = {"control": _free_port(self.host), "api": _free_port("127.0.0.1")}
+            self._ports[name] = {"control": free_port(self.host), "api": free_port()}
         for name in (*DIAGNOSTICS, *SUPERVISORS):
             self.start(name)
         for name in self.node_names:
@@ -357,13 +357,6 @@ class Rig:
                     os.environ.pop(key)
                 else:
                     os.environ[key] = value
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _empty(directory: Path) -> None:
