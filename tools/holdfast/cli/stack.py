@@ -188,9 +188,8 @@ class LocalStack:
             )
         if other := [
             f"{flag} {value}"
-            for flag, value in (
-                protection.shown({}) | {"--insecure": False, "--user": ""} | dict(record.flags)
-            ).items()  # older records do not say
+            # older records do not say
+            for flag, value in (protection.shown({}) | {"--insecure": False, "--user": ""} | dict(record.flags)).items()
             if self._options.flags.get(flag) != value
         ]:
             raise Conflict(

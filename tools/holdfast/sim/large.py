@@ -219,9 +219,8 @@ class LargeJob(Neighbourhood):
             case "lost node":
                 self.supervisor.hang_up(agent)
                 self.truth.out_of_contact(agent)
-                self.truth.begins(
-                    FindingKind.NODE_LOST, agent, expected=False
-                )  # recovered in time, or there is a violation
+                # recovered in time, or there is a violation
+                self.truth.begins(FindingKind.NODE_LOST, agent, expected=False)
                 agent.die(machine=True)
                 self.world.after(BACK_S, agent.boot)
             case _:

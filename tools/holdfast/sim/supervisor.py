@@ -126,9 +126,8 @@ class Supervisor:
         self.epoch = 0
         self._terms = 0
         self.leading = False
-        self.crash_in = (
-            0  # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
-        )
+        # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
+        self.crash_in = 0
         self.sessions: dict[str, int] = {}  # node → session
         self._broken: set[str] = set()  # nodes whose session has ended, and whose next Hello has not been folded
         self.led_since = 0.0

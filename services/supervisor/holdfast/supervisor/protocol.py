@@ -36,9 +36,8 @@ class JobPhase(StrEnum):
     STARTING = "starting"  # Start orders were sent; not every rank has finished a step
     RUNNING = "running"
     WAITING = "waiting"  # it has run and cannot run now; the reason says what it waits for
-    SUSPENDED = (
-        "suspended"  # all of its nodes were asked to end; it continues from a saved step when there are nodes again
-    )
+    # all of its nodes were asked to end; it continues from a saved step when there are nodes again
+    SUSPENDED = "suspended"
     STOPPING = "stopping"
     STOPPED = "stopped"  # an operator stopped it
     COMPLETED = "completed"  # every rank ended with exit code 0
@@ -109,9 +108,8 @@ class JobSubmitted(_Dated):
     resumed: StoredStep | None = None  # the checkpoint that `spec.resume` names; None = start at step 0
     start: StartFrom = StartFrom.NOTHING
     step: int | None = None  # the saved step to continue from; None = the newest complete one
-    found: StoredStep | None = (
-        None  # in the object store under this name: the requested step, or else the newest complete one
-    )
+    # in the object store under this name: the requested step, or else the newest complete one
+    found: StoredStep | None = None
     launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
     owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 

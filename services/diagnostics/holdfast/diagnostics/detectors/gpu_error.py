@@ -96,9 +96,8 @@ class GpuState:
 class GpuError:
     reads: ClassVar = (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent, RunStarted)
     catalogue: Catalogue
-    burst_s: float = (
-        60.0  # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
-    )
+    # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
+    burst_s: float = 60.0
     memory_s: float = 86_400.0  # faults are kept for the longest window of rules.csv
 
     def initial(self) -> GpuState:

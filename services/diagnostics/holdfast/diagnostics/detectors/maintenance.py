@@ -20,9 +20,8 @@ _NOTICES_MAX = 50_000
 
 @dataclass(slots=True)
 class NoticeState:
-    open: Bounded[tuple[str, str], str] = field(
-        default_factory=lambda: Bounded(_NOTICES_MAX)
-    )  # (node, source) → the finding's id
+    # (node, source) → the finding's id
+    open: Bounded[tuple[str, str], str] = field(default_factory=lambda: Bounded(_NOTICES_MAX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,8 @@ class ExitState:
     failures: Bounded[str, dict[str, repeated_exception.Failure]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     steps: Bounded[str, int] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # job → newest step of every rank
     holding: set[Key] = field(default_factory=set)
-    hardware: Bounded[str, Finding] = field(
-        default_factory=lambda: Bounded(_KEPT_MAX)
-    )  # node → newest hardware finding
+    # node → newest hardware finding
+    hardware: Bounded[str, Finding] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
     # Job → node on which the job failed → diagnostics' clock.
     places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
