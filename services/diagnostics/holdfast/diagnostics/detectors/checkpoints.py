@@ -38,9 +38,7 @@ class Checkpoints:
     """Reports CHECKPOINT."""
 
     reads: ClassVar = (CheckpointTrouble,)
-
-    def initial(self) -> CheckpointState:
-        return CheckpointState()
+    initial = CheckpointState
 
     def observe(
         self, state: CheckpointState, item: Observed, now: float, roster: Roster

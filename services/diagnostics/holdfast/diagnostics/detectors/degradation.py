@@ -63,10 +63,8 @@ class Degradation:
     """Reports DEGRADATION."""
 
     reads: ClassVar = (GpuHealth, NicSample, HostSample)
+    initial = DegradationState
     limits: DegradationThresholds = field(default_factory=DegradationThresholds)
-
-    def initial(self) -> DegradationState:
-        return DegradationState()
 
     def observe(
         self, state: DegradationState, item: Observed, now: float, roster: Roster

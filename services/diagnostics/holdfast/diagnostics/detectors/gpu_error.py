@@ -95,13 +95,11 @@ class GpuState:
 @dataclass(frozen=True, slots=True)
 class GpuError:
     reads: ClassVar = (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent, RunStarted)
+    initial = GpuState
     catalogue: Catalogue
     # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
     burst_s: float = 60.0
     memory_s: float = 86_400.0  # faults are kept for the longest window of rules.csv
-
-    def initial(self) -> GpuState:
-        return GpuState()
 
     def observe(self, state: GpuState, item: Observed, now: float, roster: Roster) -> tuple[GpuState, Findings]:
         findings: tuple[Finding, ...] = ()

@@ -51,12 +51,10 @@ class HealthState:
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
     reads: ClassVar = (Health,)
+    initial = HealthState
     samples: int = 2  # a single reading may coincide with a reload of the driver
     absent: int = 10
     busy_percent: int = 50  # idle GPUs slow down their PCIe link, so only the link of a working GPU is judged
-
-    def initial(self) -> HealthState:
-        return HealthState()
 
     def observe(self, state: HealthState, item: Observed, now: float, roster: Roster) -> tuple[HealthState, Findings]:
         if not isinstance(item, Health):

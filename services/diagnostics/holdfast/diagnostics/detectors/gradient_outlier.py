@@ -76,10 +76,8 @@ class GradientOutlier:
     """Reports NUMERICAL, a warning about one rank."""
 
     reads: ClassVar = (StepColumns, RunStarted)
+    initial = GradientState
     limits: GradientThresholds = field(default_factory=GradientThresholds)
-
-    def initial(self) -> GradientState:
-        return GradientState()
 
     def observe(
         self, state: GradientState, item: Observed, now: float, roster: Roster

@@ -81,6 +81,7 @@ class Hang:
         TelemetryGap,
         RunStarted,
     )
+    initial = HangState
     stuck_s: float = 2.0  # shortest time after which a proven stall is reported
     gone_s: float = 10.0  # the same, if processes are dead and none is stopped
     unproven: float = 10.0  # multiple of the allowance after which a stall that is not proven is an error as well
@@ -90,9 +91,6 @@ class Hang:
     # How long a diagnosis waits for flight recorders and stacks: one tick, and time for the answers.
     evidence_s: float = 1.5
     explained_s: float = 10.0  # how long a lost node explains a stall
-
-    def initial(self) -> HangState:
-        return HangState()
 
     def observe(self, state: HangState, item: Observed, now: float, roster: Roster) -> tuple[HangState, Findings]:
         match item:

@@ -28,15 +28,13 @@ class PressureState:
 @dataclass(frozen=True, slots=True)
 class HostPressure:
     reads: ClassVar = (HostSample, CollectorSilent)
+    initial = PressureState
     warn: float = 0.95  # share in use
     clear: float = 0.90
     latency_s: float = 1.0  # one write of 4 KiB: a healthy disk under load needs tens of milliseconds
     blocked_per_cpu: float = 1.0  # tasks in state D per CPU
     clock_s: float = 0.1  # the clock skew that is tolerated when signals of several nodes are ordered
     clear_factor: float = 0.5  # share of the three limits above below which the condition has ended
-
-    def initial(self) -> PressureState:
-        return PressureState()
 
     def observe(
         self, state: PressureState, item: Observed, now: float, roster: Roster

@@ -132,10 +132,8 @@ class KernelState:
 @dataclass(frozen=True, slots=True)
 class KernelFault:
     reads: ClassVar = (KernelLine,)
+    initial = KernelState
     quiet_s: float = 600.0  # the kernel repeats a hung task every 120 s, a soft lockup every 20 s
-
-    def initial(self) -> KernelState:
-        return KernelState()
 
     def observe(self, state: KernelState, item: Observed, now: float, roster: Roster) -> tuple[KernelState, Findings]:
         if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:

@@ -79,6 +79,7 @@ class Liveness:
         TelemetryGap,
         RunStarted,
     )
+    initial = LivenessState
     reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
     silence_s: float = 5.0
@@ -94,9 +95,6 @@ class Liveness:
     report_s: float = 1.5
     next_step_s_max: float = 60.0
     excuse_s: float = 10.0  # if steps continue, a node without contact is reported as a warning after this time
-
-    def initial(self) -> LivenessState:
-        return LivenessState()
 
     def observe(
         self, state: LivenessState, item: Observed, now: float, roster: Roster

@@ -27,10 +27,8 @@ class NoticeState:
 @dataclass(frozen=True, slots=True)
 class Maintenance:
     reads: ClassVar = (MaintenanceNotice,)
+    initial = NoticeState
     ttl_s: float = 3600.0  # Google Cloud sends its notice an hour ahead
-
-    def initial(self) -> NoticeState:
-        return NoticeState()
 
     def observe(self, state: NoticeState, item: Observed, now: float, roster: Roster) -> tuple[NoticeState, Findings]:
         if not isinstance(item, MaintenanceNotice):

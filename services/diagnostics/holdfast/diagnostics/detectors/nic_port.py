@@ -50,15 +50,13 @@ class NicState:
 @dataclass(frozen=True, slots=True)
 class NicPort:
     reads: ClassVar = (NicSample,)
+    initial = NicState
     down_s: float = 240.0  # gpud: a port that is down for more than 4 min is a drop
     flap_s: float = 25.0  # gpud: a port that was down three times for 25 s or more flaps
     flaps: int = 3
     flap_window_s: float = 86_400.0
     missing: int = 3  # NVSentinel: a device missing over three polls
     quiet_s: float = 3600.0  # if a counter grows again within this time, the finding is the same
-
-    def initial(self) -> NicState:
-        return NicState()
 
     def observe(self, state: NicState, item: Observed, now: float, roster: Roster) -> tuple[NicState, Findings]:
         if not isinstance(item, NicSample):

@@ -80,10 +80,8 @@ class Numerical:
     """Reports NUMERICAL."""
 
     reads: ClassVar = (StepColumns, StepRecord, RunStarted)
+    initial = NumericalState
     limits: NumericalThresholds = field(default_factory=NumericalThresholds)
-
-    def initial(self) -> NumericalState:
-        return NumericalState()
 
     def observe(
         self, state: NumericalState, item: Observed, now: float, roster: Roster

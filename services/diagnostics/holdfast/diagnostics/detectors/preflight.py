@@ -33,9 +33,7 @@ class Preflight:
     """Reports SILENT_CORRUPTION for a wrong product, and PREFLIGHT, a warning, for other failures, once until they change."""
 
     reads: ClassVar = (NodeTested,)
-
-    def initial(self) -> PreflightState:
-        return PreflightState()
+    initial = PreflightState
 
     def observe(
         self, state: PreflightState, item: Observed, now: float, roster: Roster

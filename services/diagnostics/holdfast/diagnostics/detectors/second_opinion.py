@@ -31,10 +31,8 @@ class OpinionState:
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
     reads: ClassVar = (HealthChecks,)
+    initial = OpinionState
     samples: int = 2  # NVRx counts every NVML error as a failure, also during a reload of the driver
-
-    def initial(self) -> OpinionState:
-        return OpinionState()
 
     def observe(self, state: OpinionState, item: Observed, now: float, roster: Roster) -> tuple[OpinionState, Findings]:
         if not isinstance(item, HealthChecks):

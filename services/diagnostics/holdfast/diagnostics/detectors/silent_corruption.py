@@ -79,9 +79,7 @@ class SilentCorruption:
     """Reports SILENT_CORRUPTION, from checksums of replicated parameters."""
 
     reads: ClassVar = (ReplicaChecks, RunStarted)
-
-    def initial(self) -> CorruptionState:
-        return CorruptionState()
+    initial = CorruptionState
 
     def observe(
         self, state: CorruptionState, item: Observed, now: float, roster: Roster

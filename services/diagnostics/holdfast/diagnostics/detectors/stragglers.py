@@ -86,10 +86,8 @@ class Stragglers:
     """Reports STRAGGLER, IMBALANCE and SLOW_COLLECTIVE."""
 
     reads: ClassVar = (StepColumns, ObservedSteps, StepRecord, GenerationStarted, RunStarted)
+    initial = StragglerState
     limits: StragglerThresholds = field(default_factory=StragglerThresholds)
-
-    def initial(self) -> StragglerState:
-        return StragglerState()
 
     def observe(
         self, state: StragglerState, item: Observed, now: float, roster: Roster

@@ -96,6 +96,7 @@ class WorkerExit:
         RunStarted,
         TelemetryGap,
     )
+    initial = ExitState
     hold_s: float = 0.3  # delay of collective errors, in which their root may be reported
     agents_s: float = 5.0  # longest delay while agents have not reconnected since this process started
     gather_s: float = 2.0  # longest delay for ranks that have not ended, if most have, or flight recorders show calls
@@ -105,9 +106,6 @@ class WorkerExit:
     near_s: float = 60.0  # a hardware finding explains failures of its node within this time
     memory_s: float = 86_400.0  # failures of other jobs on a node count for this long
     early_s: float = 300.0  # after the start of a generation; a later failure before the first step is not an early one
-
-    def initial(self) -> ExitState:
-        return ExitState()
 
     def observe(self, state: ExitState, item: Observed, now: float, roster: Roster) -> tuple[ExitState, Findings]:
         if state.looking_since is None or isinstance(item, TelemetryGap):
