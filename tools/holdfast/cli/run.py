@@ -185,7 +185,8 @@ def run(
             raise Unavailable(
                 f"{option} needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
                 if not local
-                else f"{option} cannot be used with --local, because the local stack ends with this command; leave one of them out"
+                else f"{option} cannot be used with --local, because the local stack ends with this command; "
+                "leave one of them out"
             )
     if directory is not None and url:
         raise InvalidSpec(
