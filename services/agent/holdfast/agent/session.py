@@ -96,9 +96,8 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        self._columns = self._runs = (
-            False  # whether the supervisor of this session accepts reports in columns, and in runs
-        )
+        # whether the supervisor of this session accepts reports in columns, and in runs
+        self._columns = self._runs = False
         self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
@@ -275,9 +274,8 @@ class Session:
     def _take_command(self, command: pb.Command) -> None:
         try:
             order = decode_order(command)
-        except (
-            HoldfastError
-        ) as error:  # from a newer supervisor, or corrupt: answer, so that the supervisor does not wait
+        except HoldfastError as error:
+            # from a newer supervisor, or corrupt: answer, so that the supervisor does not wait
             log.error("order rejected: malformed", command_id=command.command_id, reason=str(error))
             self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
             return
