@@ -153,6 +153,8 @@ class Wiring:
             self._write_error_file(error)
         match error:
             case None:
+                if self.run is not None:
+                    self.run.end()
                 if session is not None:
                     session.finish()
                 if self.run is not None:

@@ -3,14 +3,15 @@
 The first rule that matches decides. Sources are ByteRobust (SOSP'25) and the restart policies of NVRx and NVSentinel:
 
 1. a hardware finding on the same node within a minute of the failure, and since the first start of the job: hardware, whatever
-the exception is; 2. the kernel ran out of memory on the node, or the exception is about memory: an error class of its own, the
-user's if it repeats; 3. an error that broken hardware raises as well (an illegal address, an ECC error; not the assertion of a
+the exception is; 2. at the job's first start, before its first step, the command line was refused or the script could not be
+loaded, and all ranks are on this node or two nodes have shown it: the user's; 3. the kernel ran out of memory on the node, or
+the exception is about memory: an error class of its own, the user's if it repeats; 4. an error that broken hardware raises as well (an illegal address, an ECC error; not the assertion of a
 kernel): the user's if it was seen on two nodes; hardware if two other jobs failed in this way on the node and on none of their
-other nodes; otherwise not known. A repetition on the same node proves nothing about the script; 4. a file system, a service or
-a driver that fails: not known, however often; a missing file or package: the user's only if it was missing on two nodes; 5. the
-same exception again at the same place: the user's; the same POSIX signal or exit code only if it was seen on two nodes; 6. a
+other nodes; otherwise not known. A repetition on the same node proves nothing about the script; 5. a file system, a service or
+a driver that fails: not known, however often; a missing file or package: the user's only if it was missing on two nodes; 6. the
+same exception again at the same place: the user's; the same POSIX signal or exit code only if it was seen on two nodes; 7. a
 POSIX signal or exit code on a node where two other jobs failed in this way, and on none of their other nodes: hardware. Signals
-from outside (SIGKILL …) do not count; 7. an exception of the script, before the first step and soon after the start: user's.
+from outside (SIGKILL …) do not count; 8. an exception of the script, before the first step and soon after the start: user's.
 
 An attribution to the user does not stop the job by itself: after a failure on one node the policy tries another node first, if
 there is one.
@@ -28,7 +29,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of, is_assertion
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of, is_assertion, is_usage
 from holdfast.domain.signals import WorkerExited
 
 
@@ -71,6 +72,8 @@ class Context:
     after_s: float = 0.0  # since the job's first generation started
     before_first_step: bool = False
     early: bool = False  # soon after the start
+    first_start: bool = False  # of the job, as far as is known
+    alone: bool = False  # all ranks of the generation are on this node
 
 
 def may_be_the_nodes(exit_: WorkerExited, *, host_oom: bool = False) -> bool:
@@ -109,6 +112,8 @@ def _attribute(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")
+    if context.first_start and (context.alone or context.nodes > 1) and is_usage(exit_):
+        return Blame(Who.USER, ErrorClass.USAGE, "its command line or its code is wrong")
     if error in (ErrorClass.DEVICE_OOM, ErrorClass.HOST_OOM, ErrorClass.NAN) and context.tries > 1:
         return Blame(Who.USER, error, f"the same {error.value} for the {context.tries}th time at the same place")
     if error is ErrorClass.DEVICE and context.nodes > 1:

@@ -12,7 +12,7 @@ import signal
 from enum import StrEnum
 
 from holdfast.diagnostics.detectors.outage import is_service, is_storage
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import WorkerError, WorkerExited
 
 
 class ErrorClass(StrEnum):
@@ -26,6 +26,7 @@ class ErrorClass(StrEnum):
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
+    USAGE = "usage"  # the script has not begun: a wrong command line, or code that cannot be loaded
 
 
 # Neither caused by the script nor avoidable by other code: temporary, or repaired by an operator.
@@ -70,6 +71,23 @@ _ENVIRONMENT_TYPES = frozenset(
     {"FileNotFoundError", "PermissionError", "NotADirectoryError", "ImportError", "ModuleNotFoundError"}
 )
 _ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
+
+
+# Of argparse, click, typer, absl and tyro, and of the interpreter if a program starts it.
+_USAGE = re.compile(
+    r"^usage: |^\S+: error: |can't open file '|^\S*python\S*: (?:No module named|Error while finding module)"
+    r"|Flags parsing error|^[^\w\s] Parsing error",
+    re.IGNORECASE,
+)
+_USAGE_CODES = (1, 2)
+_UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
+
+
+def is_usage(exit_: WorkerExited) -> bool:
+    """Whether the command line was refused, or the script's code could not be loaded. An end before the first step is assumed."""
+    if exit_.error is not None:
+        return exit_.error.type in _UNLOADABLE and class_of(exit_.error) in (ErrorClass.SCRIPT, ErrorClass.ENVIRONMENT)
+    return exit_.exit_code in _USAGE_CODES and any(map(_USAGE.search, exit_.log_tail))
 
 
 def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:

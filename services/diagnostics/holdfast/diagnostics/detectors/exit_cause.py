@@ -151,7 +151,7 @@ def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
 def ending(exit_: WorkerExited) -> str:
     """How the worker ended, as a verb phrase: `was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`."""
     if exit_.error is not None:
-        message = _in_a_sentence(exit_.error.message)
+        message = in_a_sentence(exit_.error.message)
         return f"raised {exit_.error.type}" + (f": {message}" if message else "")
     if exit_.signal is not None:
         try:
@@ -162,7 +162,7 @@ def ending(exit_: WorkerExited) -> str:
     return f"exited with code {exit_.exit_code}"
 
 
-def _in_a_sentence(message: str) -> str:
+def in_a_sentence(message: str) -> str:
     """The beginning of an exception's message, without its full stop: the sentence goes on behind it."""
     line = " ".join(message.split()).removesuffix(".")
     return line if len(line) <= MESSAGE_CHARS_MAX else f"{line[:MESSAGE_CHARS_MAX].rstrip()} …"

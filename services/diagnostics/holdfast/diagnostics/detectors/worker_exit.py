@@ -34,7 +34,7 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Context, blame, may_be_the_nodes
 from holdfast.diagnostics.detectors.desync import odd_one_out
-from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of, is_usage
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
 from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
@@ -187,10 +187,12 @@ class WorkerExit:
 
     def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
         """Count the node if its rank raised the same exception as the root. Crashes, device errors and collective errors are
-        not counted: they spread from rank to rank, and may appear in the same line of the script as the root failure."""
-        if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
-            return
-        if class_of(exit_.error) is ErrorClass.DEVICE:
+        not counted: they spread from rank to rank, and may appear in the same line of the script as the root failure. A refused
+        command line does not spread."""
+        if exit_.error is None or root.error is None:
+            if not (is_usage(exit_) and is_usage(root)):
+                return
+        elif exit_.error.type != root.error.type or class_of(exit_.error) is ErrorClass.DEVICE:
             return
         print_ = repeated_exception.fingerprint_of(root)
         known = state.failures.get(exit_.job, {}).get(print_)
@@ -323,6 +325,8 @@ class WorkerExit:
         hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
         # A finding from before the first start of the job was known when the job was placed on this node.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
+        early = self._early(placed, exit_)
+        before_first_step = exit_.step == 0 and not exit_.observed and exit_.job not in state.steps
         context = Context(
             hardware=hardware.summary if hardware is not None and explains else "",
             host_oom=out_of_memory,
@@ -330,8 +334,10 @@ class WorkerExit:
             nodes=len(failure.nodes) if failure is not None else 1,
             other_jobs=sum(_failed_here_only(state, job, exit_.node, now - self.memory_s) for job in others),
             after_s=max(0.0, exit_.at - began),
-            before_first_step=exit_.step == 0 and not exit_.observed and exit_.job not in state.steps,
-            early=self._early(placed, exit_),
+            before_first_step=before_first_step,
+            early=early,
+            first_start=before_first_step and early and exit_.at - began <= self.early_s,
+            alone=placed is not None and placed.world_size > 0 and not placed.spread,
         )
         return blame(exit_, context)
 
