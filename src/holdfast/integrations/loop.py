@@ -35,7 +35,7 @@ class LoopRun:
         self._position = data
         self._deferred = False
         data.on_epoch = self._save_deferred
-        run.on_end(self._save_deferred)
+        run.on_finish(self._save_deferred)
 
     def _given_state(self) -> Mapping[str, Any]:
         """The state of the run, for its checkpoints."""

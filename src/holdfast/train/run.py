@@ -94,7 +94,7 @@ class Run:
         self._resizes = Resizes()
         self._leavings = Leavings(device)
         self._step_callbacks: list[OnStep] = []
-        self._end_callbacks: list[Callable[[], None]] = []
+        self._finish_callbacks: list[Callable[[], None]] = []
         self._restored = environment.restore is None
         self._done = 0  # steps finished
         self._finished = False
@@ -304,9 +304,9 @@ class Run:
         self._step_callbacks.append(callback)
         return callback
 
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once at the normal end of the run, while it can still save: not if an exception ends the script."""
-        self._end_callbacks.append(callback)
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in `finish`, while the run can still save; not if an exception ends the script."""
+        self._finish_callbacks.append(callback)
 
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
         """Save `state` after `step` finished steps if a save is due. Returns whether it was saved.
@@ -485,17 +485,13 @@ class Run:
         finally:
             self._notes.phase(Phase.DONE if self._finished else Phase.STEP, time.time(), self._done)
 
-    def end(self) -> None:
-        """Call the callbacks of `on_end`. `hf.launch` and `close` do this; a second call does nothing."""
-        callbacks, self._end_callbacks = self._end_callbacks, []
-        for callback in callbacks:
-            callback()
-
     def finish(self) -> None:
         """Declare the last step finished: from now on the script is not checked for hangs. `hf.launch` calls this at the
         end."""
         if self._finished:
             return
+        for callback in self._finish_callbacks:
+            callback()
         self._finished = True
         if self._compile_cache is not None:
             self._compile_cache.close()

@@ -154,11 +154,9 @@ class Wiring:
         match error:
             case None:
                 if self.run is not None:
-                    self.run.end()
+                    self.run.finish()
                 if session is not None:
                     session.finish()
-                if self.run is not None:
-                    self.run.finish()
                 self._ended_well = True
             case Interrupted() if session is not None:
                 session.interrupt()

@@ -105,6 +105,7 @@ _NOT_THE_SCRIPT = {
     ErrorClass.STORAGE: "a file system failed, and no script makes it fail",
     ErrorClass.SERVICE: "a service on the network did not answer, which may be temporary",
     ErrorClass.NODE: "the node's own driver or libraries failed, and no script makes them fail",
+    ErrorClass.RESOURCES: "a limit of the node was reached, which may be another one elsewhere",
 }
 
 

@@ -21,6 +21,7 @@ class ErrorClass(StrEnum):
     NAN = "nan"
     DEVICE = "device"  # an error of the GPU; the cause may be a bug in a kernel or a broken board
     NODE = "node"  # an error of the node's driver or libraries, never of the script
+    RESOURCES = "resources"  # a limit of the node: threads, open files, shared memory, helper processes that were killed
     STORAGE = "storage"  # a file system is full, over its quota, or does not answer
     SERVICE = "service"  # a model hub, a tracker or name resolution did not answer in time
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
@@ -62,6 +63,20 @@ _NODE = re.compile(
     r"|NVIDIA driver on your system is too old|cannot open shared object file|cudaGetDeviceCount",
     re.IGNORECASE,
 )
+_RESOURCES = re.compile(
+    r"can't start new thread|too many open files|errno (?:11|23|24)\]|resource temporarily unavailable|thread creation failed"
+    r"|pthread_create failed|unable to open shared memory object|items of ancdata|insufficient shared memory"
+    r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
+    re.IGNORECASE,
+)
+_KILLED_HELPER = re.compile(r"killed by signal: Killed", re.IGNORECASE)
+# NCCL could not do its own part: it refuses what the script asks for, such as one GPU for two ranks, or a limit of the node was
+# reached. A socket that has no data yet is also "temporarily unavailable".
+_NCCL = re.compile(
+    r"Duplicate GPU detected|ncclInvalid(?:Usage|Argument)|too many open files|pthread_create failed"
+    r"|creating shared memory segment|failed to extend /dev/shm",
+    re.IGNORECASE,
+)
 _DEVICE = re.compile(
     r"(?:CUDA|HIP) (?:driver )?error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|uncorrectable ECC|unspecified launch failure"
     r"|illegal memory access|misaligned address|GPU is lost|busy or unavailable",
@@ -99,6 +114,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.DEVICE_OOM
     if name in ("MemoryError", "bad_alloc") or "Cannot allocate memory" in message:
         return ErrorClass.HOST_OOM
+    if host_oom and _KILLED_HELPER.search(message):
+        return ErrorClass.HOST_OOM
     if name == "FloatingPointError" or (name in ("ValueError", "AssertionError") and _NAN.search(message)):
         return ErrorClass.NAN
     if name in _OWN or name == "AssertionError":
@@ -107,6 +124,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.NODE
     if name in ("AcceleratorError", "CudaError") or _DEVICE.search(message):
         return ErrorClass.DEVICE
+    if _RESOURCES.search(message):
+        return ErrorClass.RESOURCES
     if is_storage(message):
         return ErrorClass.STORAGE
     if is_service(error):
@@ -116,9 +135,10 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
     return ErrorClass.SCRIPT
 
 
-def is_of_a_device(message: str) -> bool:
-    """Whether a call of this process to its GPU failed, for lack of memory or for any other reason."""
-    return bool(_DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message))
+def is_of_this_rank(message: str) -> bool:
+    """Whether an error of the communication library is a failure of the rank itself, not of the connection to another one:
+    a call to its GPU failed, or NCCL's own part did."""
+    return bool(_DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message) or _NCCL.search(message))
 
 
 def is_assertion(error: WorkerError | None) -> bool:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from enum import IntEnum
 
-from holdfast.diagnostics.detectors.error_class import is_of_a_device
+from holdfast.diagnostics.detectors.error_class import is_of_this_rank
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
@@ -79,8 +79,8 @@ def cause_of(exit_: WorkerExited) -> Cause:
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
-            # NCCL could not use the GPU of this rank: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
-            return Cause.OWN if is_of_a_device(exit_.error.message) else Cause.COLLECTIVE
+            # NCCL could not use the GPU of this rank, for example: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
+            return Cause.OWN if is_of_this_rank(exit_.error.message) else Cause.COLLECTIVE
         if of_a_client(exit_.error):
             return Cause.OWN
         is_transport = not _TRANSPORT_TYPES.isdisjoint((name, exit_.error.type))
@@ -92,7 +92,7 @@ def cause_of(exit_: WorkerExited) -> Cause:
         return Cause.OWN
     log_end = exit_.log_tail[-_LOG_LINES_MAX:]
     reasons = [line for line in exit_.log_tail if _ABORT.search(line)] + list(filter(_EXCEPTION.search, log_end))
-    if any(map(is_of_a_device, reasons)):
+    if any(map(is_of_this_rank, reasons)):
         return Cause.OWN
     cascading = any(map(_COLLECTIVE_TEXT.search, reasons)) or any(map(_LOST_TEXT.search, log_end))
     return Cause.COLLECTIVE if cascading else Cause.OWN
