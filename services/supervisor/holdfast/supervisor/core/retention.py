@@ -3,7 +3,7 @@
 Nodes delete shards by what they hold themselves. But a step is useful only while every rank's shard exists somewhere, and
 nodes with slower or faster disks than others could end up with no step in common. So the newest step that all of them have, on
 disk and on a peer, is sent to every node that holds shards of the job: nodes keep that step until they receive the next.
-While the state is known to be corrupt, no step after the last verified one is sent: a restart needs an older one.
+While the state is known to be corrupt or in doubt, no step after the last verified one is sent: a restart needs an older one.
 
 This is a notification, not an order. If it is lost, late or repeated, or if the supervisor is unavailable, nodes keep more than
 necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job.
@@ -63,8 +63,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     one; 0 = none. Ignores steps before the last one that was sent, and those that may not be restored."""
     running = job.running
     assert running is not None
-    attempt, trusted = running.attempt, job.checkpoints.trusted
-    step_max = math.inf if trusted is None else trusted.step
+    attempt, limit = running.attempt, job.restore_limit
+    step_max = math.inf if limit is None else limit.step
     if 0 < job.checkpoints.step <= step_max and _is_everywhere(turn, job, job.checkpoints.step):
         return job.checkpoints.step  # no newer step is complete, wherever its shards are
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards

@@ -124,7 +124,7 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
             for each in job.checkpoints.skipped
             if turn.at < each.until
         },
-        trusted=job.checkpoints.trusted,
+        trusted=job.restore_limit,
     )
 
 
@@ -210,13 +210,13 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> dict[str, float
 
 def _newest_save(job: Job) -> int:
     """The newest step that the ranks of the running generation may have saved, and that may be restored; 0 = none."""
-    known, newest = job.checkpoints, job.progress.newest_step
+    known, newest, limit = job.checkpoints, job.progress.newest_step, job.restore_limit
     steps = {*known.at_home, newest - newest % job.interval_steps}
     asked = known.on_demand
     if asked is not None and job.running is not None and asked.generation == job.running.number:
         steps.add(asked.at_step if asked.at_step <= newest else 0)
     steps -= {each.step for each in known.skipped}
-    return max((each for each in steps if known.trusted is None or each <= known.trusted.step), default=0)
+    return max((each for each in steps if limit is None or each <= limit.step), default=0)
 
 
 def _is_due(node: Node, job: Job) -> bool:
