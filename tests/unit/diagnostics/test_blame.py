@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from diagnosing import Fleet
+from diagnosing import T0, Fleet
 
 from holdfast.diagnostics.detectors.blame import Context, Who, blame
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.domain.findings import FindingKind, Remedy
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import KernelEvent, KernelLine, WorkerError
 
 ECC = WorkerError("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered", ("m.py:1 f",))
 BUG = WorkerError("ValueError", "bad batch 17", ("t.py:7 loss",))
@@ -200,6 +200,27 @@ def test_the_application_s_own_xid_does_not() -> None:
     fleet.xid(31, "n1")
     fleet.exits(1, error=BUG)
     assert fleet.found[-1].evidence["blame"] != "hardware"
+
+
+# ---------------------------------------------------------------- memory
+
+CGROUP = "Memory cgroup out of memory: Killed process 1001 (limit: 2.00 GiB, /sys/fs/cgroup)"
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_named_so_with_the_limit() -> None:
+    fleet = Fleet()
+    fleet.start()
+    for _ in range(2):  # the second one within ten minutes repeats no finding about the node
+        fleet.fold(KernelLine("n1", T0 + fleet.now, CGROUP, event=KernelEvent.OOM_KILL))
+        fleet.exits(1, signal=9)
+        last = fleet.found[-1]
+        assert (last.kind, last.attribution.error_class) == (FindingKind.WORKER_CRASH, "host_oom")
+        assert last.summary.startswith("Rank 1 on n1 was killed by SIGKILL before its first step: Memory cgroup out of")
+        assert "limit: 2.00 GiB" in last.summary
+        fleet.now += 120.0
+        fleet.start(fleet.generation + 1)
+    fleet.exits(1, signal=9)
+    assert fleet.found[-1].attribution.error_class == "crash", "two minutes later"
 
 
 # ---------------------------------------------------------------- scripts that do not begin

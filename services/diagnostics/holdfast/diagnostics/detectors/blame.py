@@ -64,7 +64,7 @@ class Context:
     """Facts in addition to the exit itself."""
 
     hardware: str = ""  # the summary of a hardware finding on this node within a minute
-    host_oom: bool = False  # the kernel killed a process for lack of memory on this node within a minute
+    host_oom: str = ""  # the kernel's line about a process that it killed for lack of memory on this node within a minute
     tries: int = 1  # how often this exception was seen at this place
     nodes: int = 1  # number of nodes on which it was seen
     # Other jobs that failed on this node within a day in a way that a broken node can cause, and on no other of their nodes.
@@ -110,18 +110,20 @@ _NOT_THE_SCRIPT = {
 
 
 def _attribute(exit_: WorkerExited, context: Context) -> Blame:
-    error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
+    error = class_of(exit_.error, exit_.signal, host_oom=bool(context.host_oom))
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")
     if context.first_start and (context.alone or context.nodes > 1) and is_usage(exit_):
         return Blame(Who.USER, ErrorClass.USAGE, "its command line or its code is wrong")
     if error in (ErrorClass.DEVICE_OOM, ErrorClass.HOST_OOM, ErrorClass.NAN) and context.tries > 1:
         return Blame(Who.USER, error, f"the same {error.value} for the {context.tries}th time at the same place")
+    if error is ErrorClass.HOST_OOM and context.host_oom:
+        return Blame(Who.UNKNOWN, error, context.host_oom)
     if error is ErrorClass.DEVICE and context.nodes > 1:
         return Blame(Who.USER, error, f"the same device error at the same place on {context.nodes} nodes")
     if error is ErrorClass.CRASH and context.nodes > 1:
         return Blame(Who.USER, error, f"ended the same way at the same place on {context.nodes} nodes")
-    if context.other_jobs >= OTHER_JOBS_MIN and may_be_the_nodes(exit_, host_oom=context.host_oom):
+    if context.other_jobs >= OTHER_JOBS_MIN and may_be_the_nodes(exit_, host_oom=bool(context.host_oom)):
         return Blame(
             Who.HARDWARE, error, f"{context.other_jobs} other jobs failed on this node, and on no other of theirs"
         )

@@ -40,7 +40,14 @@ from holdfast.diagnostics.detectors.exit_report import report, when
 from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
-from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
+from holdfast.domain.signals import (
+    ClockTick,
+    GenerationStarted,
+    GenerationStopped,
+    KernelEvent,
+    KernelLine,
+    WorkerExited,
+)
 
 _KEPT_MAX = 4096  # entries of each table; the oldest are dropped first
 
@@ -74,7 +81,8 @@ class ExitState:
     hardware: Bounded[str, Finding] = field(
         default_factory=lambda: Bounded(_KEPT_MAX)
     )  # node → newest hardware finding
-    out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
+    # Node → diagnostics' clock, and what the kernel reported.
+    out_of_memory: Bounded[str, tuple[float, str]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     # Job → node on which the job failed → diagnostics' clock.
     places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     # Node → jobs that failed on this node in a way that a broken node can cause, and that had ranks on other nodes as well.
@@ -104,6 +112,7 @@ class WorkerExit:
             GenerationStopped,
             StepRecord,
             Finding,
+            KernelLine,
             ClockTick,
             RunStarted,
             TelemetryGap,
@@ -140,8 +149,8 @@ class WorkerExit:
                 self._lost_or_reconnected(state, item, now)
             case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
                 state.hardware[item.node] = item
-            case Finding(kind=FindingKind.HOST_OOM):
-                state.out_of_memory[item.node] = now
+            case KernelLine(event=KernelEvent.OOM_KILL):
+                state.out_of_memory[item.node] = (now, item.text)
             case _:
                 pass
         return state, ()
@@ -318,8 +327,9 @@ class WorkerExit:
         state.places[exit_.job] = places
         failed_here = {job for job in state.jobs_failed_by_node.get(exit_.node, ()) if job in state.places}
         others = failed_here - {exit_.job}
-        out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
-        if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
+        at, line = state.out_of_memory.get(exit_.node, (-math.inf, ""))
+        out_of_memory = line if abs(now - at) <= self.near_s else ""
+        if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=bool(out_of_memory)):
             # The absence of failures on other nodes is evidence against this node only if the job has ranks on other nodes.
             state.jobs_failed_by_node[exit_.node] = failed_here | {exit_.job}
         hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
