@@ -58,7 +58,9 @@ def test_worker_faults_restart_in_place(kind: str) -> None:
 
 def test_a_script_that_cannot_begin_is_stopped_at_the_first_start_only() -> None:
     cannot = replace(
-        incident("worker_crash"), attribution=Attribution(blame=Blamed.USER, error_class="usage"), cause="exited with 2."
+        incident("worker_crash"),
+        attribution=Attribution(blame=Blamed.USER, error_class="usage"),
+        cause="exited with 2.",
     )
     view = replace(sample_job(cannot), spares=(), step=0, furthest_step=0, recent=())
     assert default(cannot, view).kind is ActionKind.STOP

@@ -287,7 +287,11 @@ def test_after_a_step_or_minutes_it_is_no_error_of_usage(how: dict[str, Any]) ->
         {"exit_code": 1, "log_tail": ("RuntimeError: usage of the buffer is wrong",)},
         {"exit_code": 3, "log_tail": USAGE},
         {"signal": 9, "log_tail": USAGE},
-        {"error": WorkerError("ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory")},
+        {
+            "error": WorkerError(
+                "ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory"
+            )
+        },
         {"error": NO_FILE},
     ],
     ids=str,

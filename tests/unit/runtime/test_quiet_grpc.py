@@ -24,13 +24,15 @@ async def main():
     async def silent(request, context):
         await asyncio.Event().wait()
 
-    server = aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 600_000), ("grpc.http2.max_ping_strikes", 1)])
+    rare = [("grpc.http2.min_ping_interval_without_data_ms", 600_000), ("grpc.http2.max_ping_strikes", 1)]
+    server = aio.server(options=rare)
     handlers = {"C": grpc.unary_unary_rpc_method_handler(silent)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    options = [("grpc.keepalive_time_ms", 100), ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0)]
-    async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    often = [("grpc.keepalive_time_ms", 100), ("grpc.keepalive_permit_without_calls", 1)]
+    often += [("grpc.http2.max_pings_without_data", 0)]
+    async with aio.insecure_channel(f"127.0.0.1:{port}", options=often) as channel:
         try:
             await channel.unary_unary("/a.B/C")(b"")
         except aio.AioRpcError as error:
@@ -43,7 +45,8 @@ asyncio.run(main())
 
 def run(*arguments: str) -> str:
     environ = {name: value for name, value in os.environ.items() if name != NAME}
-    ended = subprocess.run([sys.executable, "-c", *arguments], env=environ, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", *arguments]
+    ended = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout + ended.stderr
 
@@ -56,4 +59,6 @@ def test_a_goaway_is_not_logged() -> None:
 @pytest.mark.parametrize("service", ["agent", "diagnostics", "supervisor", "replicator"])
 def test_every_service_imports_grpc_in_this_way(service: str) -> None:
     order = run(f"import sys, holdfast.{service}.__main__; print(*sys.modules)").split()
-    assert order.index("holdfast.runtime.quiet_grpc") == order.index("grpc") + 1, "a module is listed when it is complete"
+    assert order.index("holdfast.runtime.quiet_grpc") == order.index("grpc") + 1, (
+        "a module is listed when it is complete"
+    )

@@ -132,9 +132,7 @@ def test_a_requested_save_at_the_end_of_an_epoch_is_not_deferred(
     assert made_at[0] == (BATCHES, BATCHES), "before the evaluation"
 
 
-def test_an_epoch_of_one_batch_is_saved_too(
-    start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_of_one_batch_is_saved_too(start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run = start_run(1)
     saved = saved_steps(run, monkeypatch)
     Loop(run).train(DataLoader(torch.arange(1.0)), [])

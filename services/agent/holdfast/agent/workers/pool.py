@@ -51,6 +51,7 @@ KILL_TIMEOUT_S = 30.0
 CHECK_INTERVAL_S = 1.0
 # A path, because importing the module would import torch into the agent.
 SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
+KILL_BEFORE_END_S = 0.001  # by this the kernel's kill of a process is dated before its end
 
 
 class WorkerPool:
@@ -460,7 +461,8 @@ class WorkerPool:
         if how.exit_code == 0 or worker.expected:
             return
         if text := self._memory_limit.killed(worker.pid if how.signal == signal.SIGKILL else None):
-            self._emit(KernelLine(self._node, how.at, text, event=KernelEvent.OOM_KILL))
+            # Before the exit, also in the order of a tick, which is that of the times.
+            self._emit(KernelLine(self._node, how.at - KILL_BEFORE_END_S, text, event=KernelEvent.OOM_KILL))
 
     def _emit_unsent_steps(self, generation: LocalGeneration) -> None:
         """Emit the steps since the last tick, because the generation may be forgotten before the next tick."""

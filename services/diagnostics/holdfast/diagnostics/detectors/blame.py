@@ -5,13 +5,14 @@ The first rule that matches decides. Sources are ByteRobust (SOSP'25) and the re
 1. a hardware finding on the same node within a minute of the failure, and since the first start of the job: hardware, whatever
 the exception is; 2. at the job's first start, before its first step, the command line was refused or the script could not be
 loaded, and all ranks are on this node or two nodes have shown it: the user's; 3. the kernel ran out of memory on the node, or
-the exception is about memory: an error class of its own, the user's if it repeats; 4. an error that broken hardware raises as well (an illegal address, an ECC error; not the assertion of a
-kernel): the user's if it was seen on two nodes; hardware if two other jobs failed in this way on the node and on none of their
-other nodes; otherwise not known. A repetition on the same node proves nothing about the script; 5. a file system, a service or
-a driver that fails: not known, however often; a missing file or package: the user's only if it was missing on two nodes; 6. the
-same exception again at the same place: the user's; the same POSIX signal or exit code only if it was seen on two nodes; 7. a
-POSIX signal or exit code on a node where two other jobs failed in this way, and on none of their other nodes: hardware. Signals
-from outside (SIGKILL …) do not count; 8. an exception of the script, before the first step and soon after the start: user's.
+the exception is about memory: an error class of its own, the user's if it repeats; 4. an error that broken hardware raises as
+well (an illegal address, an ECC error; not the assertion of a kernel): the user's if it was seen on two nodes; hardware if two
+other jobs failed in this way on the node and on none of their other nodes; otherwise not known. A repetition on the same node
+proves nothing about the script; 5. a file system, a service, a driver that fails, or a limit of the node: not known, however
+often; a missing file or package: the user's only if it was missing on two nodes; 6. the same exception again at the same place:
+the user's; the same POSIX signal or exit code only if it was seen on two nodes; 7. a POSIX signal or exit code on a node where
+two other jobs failed in this way, and on none of their other nodes: hardware. Signals from outside (SIGKILL …) do not count;
+8. an exception of the script, before the first step and soon after the start: user's.
 
 An attribution to the user does not stop the job by itself: after a failure on one node the policy tries another node first, if
 there is one.
@@ -64,7 +65,9 @@ class Context:
     """Facts in addition to the exit itself."""
 
     hardware: str = ""  # the summary of a hardware finding on this node within a minute
-    host_oom: str = ""  # the kernel's line about a process that it killed for lack of memory on this node within a minute
+    host_oom: str = (
+        ""  # the kernel's line about a process that it killed for lack of memory on this node within a minute
+    )
     tries: int = 1  # how often this exception was seen at this place
     nodes: int = 1  # number of nodes on which it was seen
     # Other jobs that failed on this node within a day in a way that a broken node can cause, and on no other of their nodes.

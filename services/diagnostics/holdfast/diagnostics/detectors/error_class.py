@@ -21,7 +21,9 @@ class ErrorClass(StrEnum):
     NAN = "nan"
     DEVICE = "device"  # an error of the GPU; the cause may be a bug in a kernel or a broken board
     NODE = "node"  # an error of the node's driver or libraries, never of the script
-    RESOURCES = "resources"  # a limit of the node: threads, open files, shared memory, helper processes that were killed
+    RESOURCES = (
+        "resources"  # a limit of the node: threads, open files, shared memory, helper processes that were killed
+    )
     STORAGE = "storage"  # a file system is full, over its quota, or does not answer
     SERVICE = "service"  # a model hub, a tracker or name resolution did not answer in time
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
@@ -66,7 +68,8 @@ _NODE = re.compile(
 _RESOURCES = re.compile(
     r"can't start new thread|too many open files|errno (?:11|23|24)\]|resource temporarily unavailable|thread creation failed"
     r"|pthread_create failed|unable to open shared memory object|items of ancdata|insufficient shared memory"
-    r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
+    r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm"
+    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
     re.IGNORECASE,
 )
 _KILLED_HELPER = re.compile(r"killed by signal: Killed", re.IGNORECASE)
@@ -99,7 +102,7 @@ _UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportE
 
 
 def is_usage(exit_: WorkerExited) -> bool:
-    """Whether the command line was refused, or the script's code could not be loaded. An end before the first step is assumed."""
+    """Whether the command line was refused, or the script's code could not be loaded. For an end before the first step."""
     if exit_.error is not None:
         return exit_.error.type in _UNLOADABLE and class_of(exit_.error) in (ErrorClass.SCRIPT, ErrorClass.ENVIRONMENT)
     return exit_.exit_code in _USAGE_CODES and any(map(_USAGE.search, exit_.log_tail))
@@ -138,7 +141,9 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
 def is_of_this_rank(message: str) -> bool:
     """Whether an error of the communication library is a failure of the rank itself, not of the connection to another one:
     a call to its GPU failed, or NCCL's own part did."""
-    return bool(_DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message) or _NCCL.search(message))
+    return bool(
+        _DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message) or _NCCL.search(message)
+    )
 
 
 def is_assertion(error: WorkerError | None) -> bool:

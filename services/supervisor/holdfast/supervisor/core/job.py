@@ -30,7 +30,6 @@ from holdfast.supervisor.core.lifecycle import (
 from holdfast.supervisor.core.step_times import StepTimes
 from holdfast.supervisor.protocol import JobPhase
 
-
 # A doubt about the state is withdrawn, or becomes an error, within steps. If both messages were lost, it ends with this many.
 DOUBT_STEPS_MAX = 200
 
