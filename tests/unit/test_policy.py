@@ -71,7 +71,7 @@ def test_a_script_that_cannot_begin_is_stopped_at_the_first_start_only() -> None
         {"furthest_step": 3},
         {"recent": (replace(cannot, fault_at=900.0),)},
     ):
-        assert default(cannot, replace(view, **changes)).kind is not ActionKind.STOP  # type: ignore[arg-type]
+        assert default(cannot, replace(view, **changes)).kind is not ActionKind.STOP
     for other in (Attribution(blame=Blamed.UNKNOWN, error_class="usage"), Attribution(blame=Blamed.USER)):
         assert default(replace(cannot, attribution=other), view).kind is ActionKind.RESTART
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from restarted_runs import Killed, starting
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import holdfast.train as hf
 from holdfast.domain import worker as protocol
@@ -38,7 +38,7 @@ class Loop(LoopRun):
         for epoch in range(self.epoch, epochs):
             last = None
             for batch in self.data.batches(loader, lambda: None):
-                last = batch.sum().item()
+                last = batch[0].sum().item() if isinstance(batch, list) else batch.sum().item()
                 with self.run.step(self.run.steps_finished):
                     seen.append(f"{epoch} {last} {torch.rand(1).item():.5f}")
                 self._save()
@@ -56,7 +56,7 @@ class Stream(IterableDataset[torch.Tensor]):
 def loader() -> Any:
     torch.manual_seed(5)
     own = torch.Generator().manual_seed(1)
-    return DataLoader(torch.arange(float(BATCHES)), shuffle=True, generator=own)
+    return DataLoader(TensorDataset(torch.arange(float(BATCHES))), shuffle=True, generator=own)
 
 
 @pytest.fixture
@@ -81,12 +81,20 @@ def test_no_epoch_is_empty_and_no_evaluation_is_repeated(
     assert seen == calm
 
 
-def saved_steps(run: hf.Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def saved_steps(
+    run: hf.Run, monkeypatch: pytest.MonkeyPatch, at: Callable[[], int] = lambda: 0, places: list[int] | None = None
+) -> list[int]:
+    """The steps that are saved from now on. `places`: what `at` returned at each of them."""
     saved: list[int] = []
     save = run._checkpoints.save
-    monkeypatch.setattr(
-        run._checkpoints, "save", lambda live, step, **how: saved.append(step) or save(live, step, **how)
-    )
+
+    def noted(live: Mapping[str, Any], step: int, *, wait_s: float = 0.0) -> bool:
+        saved.append(step)
+        if places is not None:
+            places.append(at())
+        return save(live, step, wait_s=wait_s)
+
+    monkeypatch.setattr(run._checkpoints, "save", noted)
     return saved
 
 
@@ -95,21 +103,12 @@ def test_a_deferred_save_keeps_its_step_and_the_last_one_is_made_at_the_end(
 ) -> None:
     run = start_run(1)
     run._orders = Orders(Control(None), BATCHES, rank=0, miss=lambda step, why: None)
-    saved = saved_steps(run, monkeypatch)
     seen: list[str] = []
-    loop = Loop(run)
     made_at: list[int] = []
-    save = loop._save_deferred
-
-    def noted() -> None:
-        before = len(saved)
-        save()
-        made_at.extend([len(seen)] * (len(saved) - before))
-
-    loop.data.on_epoch = noted
-    loop.train(loader(), seen)
+    saved = saved_steps(run, monkeypatch, lambda: len(seen), made_at)
+    Loop(run).train(loader(), seen)
     assert saved == [BATCHES * (epoch + 1) for epoch in range(EPOCHS)]
-    assert made_at == [(BATCHES + 1) * (epoch + 1) for epoch in range(EPOCHS - 1)], "after the evaluation of the epoch"
+    assert made_at == [(BATCHES + 1) * (epoch + 1) for epoch in range(EPOCHS)], "after the evaluation of the epoch"
 
 
 def test_a_requested_save_at_the_end_of_an_epoch_is_not_deferred(
@@ -121,21 +120,18 @@ def test_a_requested_save_at_the_end_of_an_epoch_is_not_deferred(
     run._orders = Orders(control, BATCHES, rank=0, miss=lambda step, why: None)
     agent.send(protocol.encode("checkpoint_now", at_step=BATCHES))
     seen: list[str] = []
-    made_at: list[tuple[int, int]] = []
-    save = run._checkpoints.save
-    monkeypatch.setattr(
-        run._checkpoints, "save", lambda live, step, **how: made_at.append((step, len(seen))) or save(live, step, **how)
-    )
+    made_at: list[int] = []
+    saved = saved_steps(run, monkeypatch, lambda: len(seen), made_at)
     Loop(run).train(loader(), seen, epochs=2)
     agent.close()
     control.close()
-    assert made_at[0] == (BATCHES, BATCHES), "before the evaluation"
+    assert (saved[0], made_at[0]) == (BATCHES, BATCHES), "before the evaluation"
 
 
 def test_an_epoch_of_one_batch_is_saved_too(start_run: Callable[..., hf.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run = start_run(1)
     saved = saved_steps(run, monkeypatch)
-    Loop(run).train(DataLoader(torch.arange(1.0)), [])
+    Loop(run).train(DataLoader(TensorDataset(torch.arange(1.0))), [])
     assert saved == [1, 2, 3, 4]
 
 
