@@ -240,3 +240,35 @@ def test_a_doubt_that_is_never_withdrawn_ends() -> None:
     assert fleet.job.restore_limit is not None
     fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 11 + DOUBT_STEPS_MAX + 1, fleet.now, 10, 0.1))
     assert fleet.job.restore_limit is None
+
+
+def test_a_step_is_announced_when_its_state_has_given_a_loss() -> None:
+    fleet = fleet_of_three()
+
+    def steps(step: int) -> None:
+        fleet.step_all(step)
+        fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, step, fleet.now, 10, 1.0, loss=0.5))
+
+    steps(10)
+    for rank in range(DP):
+        fleet.hold(rank, 10)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "whether its weights are good is not known yet"
+    steps(12)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "the finding about step 11 may be on its way"
+    steps(14)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 10, "n1": 10, "n2": 10}
+
+
+def test_a_state_in_doubt_is_restored_if_no_verified_step_is_left() -> None:
+    fleet = fleet_of_three()
+    for rank in range(DP):
+        fleet.hold(rank, 12)
+    fleet.step_all(12)
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    fleet.find(FindingKind.WORKER_EXCEPTION, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 12, "the run has nothing else to continue from"

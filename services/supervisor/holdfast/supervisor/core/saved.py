@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2s
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -40,7 +41,13 @@ _NONE = Numbers()
 def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
     """The step that `job` would restore on these nodes now, with its sources."""
     members = [placement.node for placement in placements]
-    return elect(job.checkpoints.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
+    lineage, held = job.checkpoints.lineage, holders(turn, job, members)
+    elected = elect(lineage, held, mesh, placements, _knowledge(turn, job))
+    if elected.restore.step == 0 and job.restore_limit != job.checkpoints.trusted:
+        # No verified step is left. The state is only in doubt, and the run has nothing else to continue from.
+        known = replace(_knowledge(turn, job), trusted=job.checkpoints.trusted)
+        return elect(lineage, held, mesh, placements, known)
+    return elected
 
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
