@@ -109,8 +109,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
 
 
 def _verified_step(turn: Turn, job: Job) -> float:
-    """The newest step whose state has given a loss that diagnostics has judged: the loss of the step after it, and as many steps
-    later as its judgement takes to arrive. `math.inf` if the script reports no loss."""
+    """The newest step whose state has given a loss that diagnostics has judged: that of the step after it, and as many steps
+    later as the judgement takes to arrive. `math.inf` if the script reports no loss."""
     progress = job.progress
     if progress.loss is None:
         return math.inf
