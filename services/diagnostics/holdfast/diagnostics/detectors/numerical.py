@@ -206,7 +206,8 @@ def _verified(job: _Job) -> int | None:
     finite one verifies the state after the step before it."""
     if not job.finite_step:
         return None
-    return (min(job.finite_step, job.bad_since - 1) if job.bad_steps else job.finite_step) - 1
+    finite = min(job.finite_step, job.bad_since - 1) if job.bad_steps else job.finite_step
+    return max(0, finite - 1)
 
 
 def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition:
