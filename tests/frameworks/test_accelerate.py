@@ -85,6 +85,7 @@ def train(
                 step.log(loss=loss)
                 counter.batches += 1
                 seen.append(f"{epoch} {counter.batches} {batch.sum().item():.4f} {torch.rand(1).item():.4f}")
+    run.run.finish()
     return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
 
 

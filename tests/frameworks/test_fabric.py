@@ -63,6 +63,7 @@ def train(seen: list[str], *, accumulated: int = 1, distributed: bool = False) -
                 step.log(loss=loss)
                 drawn, rate = torch.rand(1).item(), optimizer.param_groups[0]["lr"]
                 seen.append(f"{epoch} {state['batches']} {batch.sum().item():.4f} {drawn:.4f} {rate:.6f}")
+    run.run.finish()
     return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in module.parameters())).hexdigest()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.domain import old_evidence
 from holdfast.domain.errors import PolicyError
-from holdfast.domain.findings import FindingKind, Remedy
+from holdfast.domain.findings import Attribution, Blamed, FindingKind, Remedy
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
@@ -54,6 +54,26 @@ def ask(kind: str, **changes: object) -> Action:
 @pytest.mark.parametrize("kind", ["worker_crash", "worker_exception", "hang", "ranks_missing"])
 def test_worker_faults_restart_in_place(kind: str) -> None:
     assert ask(kind).kind is ActionKind.RESTART
+
+
+def test_a_script_that_cannot_begin_is_stopped_at_the_first_start_only() -> None:
+    cannot = replace(
+        incident("worker_crash"),
+        attribution=Attribution(blame=Blamed.USER, error_class="usage"),
+        cause="exited with 2.",
+    )
+    view = replace(sample_job(cannot), spares=(), step=0, furthest_step=0, recent=())
+    assert default(cannot, view).kind is ActionKind.STOP
+    assert "exited with 2." in default(cannot, view).reason
+    for changes in (
+        {"spares": ("n9",)},
+        {"step": 3},
+        {"furthest_step": 3},
+        {"recent": (replace(cannot, fault_at=900.0),)},
+    ):
+        assert default(cannot, replace(view, **changes)).kind is not ActionKind.STOP
+    for other in (Attribution(blame=Blamed.UNKNOWN, error_class="usage"), Attribution(blame=Blamed.USER)):
+        assert default(replace(cannot, attribution=other), view).kind is ActionKind.RESTART
 
 
 def test_a_hang_that_waits_for_a_node_without_contact_takes_a_spare_at_once() -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from accelerate import Accelerator
@@ -111,7 +111,10 @@ class AcceleratedRun(LoopRun):
         if self._accelerator.sync_gradients:
             self._step = None
             self.run.end_step()
-            self.run.checkpoint(self._state, self.run.steps_finished)
+            self._save()
+
+    def _given_state(self) -> dict[str, Any]:
+        return self._state
 
 
 def _state(accelerator: Accelerator, data: _Position) -> dict[str, Any]:
@@ -146,8 +149,15 @@ class _Position:
         self._drew = False  # fetching used random numbers of this process: then only a replay gives the one ahead again
         self._resume: dict[str, Any] | None = None
         self.epoch = 0
+        self.on_epoch: Callable[[], None] = lambda: None
+
+    @property
+    def at_end(self) -> bool:
+        return bool(self._loader is not None and self._loader.end_of_dataloader)
 
     def state_dict(self) -> dict[str, Any]:
+        if self._at_iterator is None and self._loader is not None:
+            self._enter(self._loader)  # between two epochs
         moments = (self._at_iterator, self._at_latest)
         at_iterator, at_latest = (None if moment is None else moment.as_plain() for moment in moments)
         return {
@@ -201,11 +211,16 @@ class _Position:
         self._at_iterator = self._at_latest = None
 
     def _begin(self, loader: Any) -> Iterator[Any]:
+        self._enter(loader)
+        self.on_epoch()
+        return iter(loader)
+
+    def _enter(self, loader: Any) -> None:
+        """The position is the beginning of an epoch."""
         self._used = 0
         self._iteration = loader.iteration
         self._primed = _is_primed(loader)
         self._at_iterator = Moment.now([loader])
-        return iter(loader)
 
     def _continue(self, loader: Any, saved: dict[str, Any]) -> Iterator[Any]:
         """Return an iterator whose next batch is the one that would have come, and set the random states for it."""

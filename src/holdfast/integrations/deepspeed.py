@@ -201,8 +201,11 @@ class DeepSpeedRun(LoopRun):
                 self.run.end_step(loss=loss, grad_norm=self._engine.get_global_grad_norm())
             else:
                 self.run.end_step()
-            self.run.checkpoint(self._state, self.run.steps_finished)
+            self._save()
         return result
+
+    def _given_state(self) -> Mapping[str, Any]:
+        return self._state
 
     def _reads(self) -> bool:
         every = 1 if self._engine.device.type == "cpu" else self._engine.steps_per_print()

@@ -95,7 +95,7 @@ class FabricRun(LoopRun):
         for optimizer in state.values():
             if isinstance(optimizer, _FabricOptimizer):
                 optimizer._callbacks = [*optimizer._callbacks, self]
-        restored = self._state()
+        restored = self._given_state()
         run.restore(restored)
         given = {
             key: state[key] if isinstance(state.get(key), _FabricModule | _FabricOptimizer) else value
@@ -103,7 +103,7 @@ class FabricRun(LoopRun):
         }
         state.clear()  # a restore adds and removes keys with plain values
         state.update(given)
-        self._save, self._load = fabric.save, fabric.load
+        self._fabric_save, self._fabric_load = fabric.save, fabric.load
         fabric.save, fabric.load = self._script_saves, self._script_loads
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -120,7 +120,7 @@ class FabricRun(LoopRun):
         if self._stepped:
             self._step, self._stepped = None, False
             self.run.end_step()
-            self.run.checkpoint(self._state(), self.run.steps_finished)
+            self._save()
 
     def on_after_optimizer_step(self, **_: Any) -> None:
         """Fabric's hook, called by each of its optimizers."""
@@ -131,13 +131,13 @@ class FabricRun(LoopRun):
             self._step = self.run.begin_step(self.run.steps_finished)
         return self._step
 
-    def _state(self) -> dict[str, Any]:
+    def _given_state(self) -> dict[str, Any]:
         given = {key: _unwrapped(value) for key, value in self._given.items()}
         return {"given": given, "precision": self._precision, "data": self._data}
 
     def _script_saves(self, *args: Any, **kwargs: Any) -> None:
         with self.run.phase(Phase.CHECKPOINT):
-            self._save(*args, **kwargs)
+            self._fabric_save(*args, **kwargs)
 
     def _script_loads(self, path: Any, state: Any = None, *args: Any, **kwargs: Any) -> Any:
         if state is not None:
@@ -145,7 +145,7 @@ class FabricRun(LoopRun):
                 "fabric.load was called with a state after attach(fabric, state): it would replace the state of the run. Call "
                 "it before attach, which then restores Holdfast's checkpoint if there is one"
             )
-        return self._load(path, state, *args, **kwargs)
+        return self._fabric_load(path, state, *args, **kwargs)
 
 
 def _unwrapped(value: Any) -> Any:

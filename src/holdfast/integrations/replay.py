@@ -103,8 +103,18 @@ class Replayed:
         self._passes: int | None = None  # that the loader had begun before this epoch, if it counts them
         self._resume = False
         self.epoch = 0
+        self.on_epoch: Callable[[], None] = lambda: None
+
+    @property
+    def at_end(self) -> bool:
+        try:
+            return self._used >= len(self._loader)
+        except TypeError:  # an iterable dataset, or none yet
+            return False
 
     def state_dict(self) -> dict[str, Any]:
+        if self._at_iterator is None and self._loader is not None:
+            self._enter(self._loader)  # between two epochs
         at_iterator = None if self._at_iterator is None else self._at_iterator.as_plain()
         replicas = self._run.world.dp_size
         position = {"epoch": self.epoch, "used": self._used, "passes": self._passes, "at_iterator": at_iterator}
@@ -136,9 +146,14 @@ class Replayed:
         self._used, self._at_iterator = 0, None
 
     def _begin(self, loader: Any) -> Iterator[Any]:
+        self._enter(loader)
+        self.on_epoch()
+        return iter(loader)
+
+    def _enter(self, loader: Any) -> None:
+        """The position is the beginning of an epoch."""
         self._used, self._at_iterator = 0, Moment.now([loader])
         self._passes = getattr(loader, PASSES, None)
-        return iter(loader)
 
     def _continue(self, loader: Any) -> Iterator[Any]:
         self._resume = False
@@ -152,5 +167,6 @@ class Replayed:
             iterator: Iterator[Any] = iter(loader)
             for _ in range(self._used):
                 next(iterator)
-        self._run.reapply_rng()
+        if self._used:  # a save before the first batch was made before the iterator, which draws a seed
+            self._run.reapply_rng()
         return iterator

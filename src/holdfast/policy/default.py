@@ -1,5 +1,6 @@
 """The default policy, as a table:
 
+a wrong command line, code that cannot be loaded: at first  stop; with a spare as for the same exception again
 the same exception again, on two nodes                      stop
 the same exception again, on one node                       hot_swap; without a spare restart, then stop at the third time
 a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
@@ -50,6 +51,8 @@ OUTAGES = frozenset({"storage", "service", COMMUNICATION})
 OUTAGE_PAUSE_S = 5.0  # after the second failure in a row; doubled by every further one …
 OUTAGE_PAUSE_MAX_S = 600.0  # … up to this: 24 tries take three hours
 OUTAGE_PATIENCE = 8  # multiple of the job's restarts_without_progress_max
+
+USAGE = "usage"  # `error_class`: a wrong command line, or code that cannot be loaded
 
 SWAP_MARGIN = 3.0  # a node is swapped for a warning if that saves this many times what the swap costs
 
@@ -216,6 +219,8 @@ def _no_progress(incident: Incident, job: JobView) -> str:
 
 
 def _worker_fault(incident: Incident, job: JobView) -> Action:
+    if _cannot_begin(incident, job):
+        return stop(f"{incident.cause} Correct the command line or the script: a restart does not help.")
     outage = job.outages > 0 and incident.attribution.error_class in OUTAGES
     if outage and job.outages >= OUTAGE_PATIENCE * job.restarts_without_progress_max:
         return stop(f"{job.outages} attempts in a row without progress; the last one ended with: {incident.cause}")
@@ -244,6 +249,14 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
             retry_s=left_s,
         )
     return restart(f"{_state_of_nodes(incident, job)}: new processes on the same nodes")
+
+
+def _cannot_begin(incident: Incident, job: JobView) -> bool:
+    """Whether the first start of the job has shown that no start can succeed. With a spare, another node is tried, because
+    files may be missing or damaged on this one. A job that has finished a step, or was restarted before, goes on as ever."""
+    found = incident.attribution
+    is_first = job.furthest_step == 0 and job.step == 0 and not any(not each.planned for each in job.recent)
+    return is_first and found.error_class == USAGE and found.blame is Blamed.USER and not job.spares
 
 
 def _pause_s(outages: int) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class Run:
         self._resizes = Resizes()
         self._leavings = Leavings(device)
         self._step_callbacks: list[OnStep] = []
+        self._finish_callbacks: list[Callable[[], None]] = []
         self._restored = environment.restore is None
         self._done = 0  # steps finished
         self._finished = False
@@ -300,6 +301,10 @@ class Run:
         self._step_callbacks.append(callback)
         return callback
 
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in `finish`, while the run can still save; not if an exception ends the script."""
+        self._finish_callbacks.append(callback)
+
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
         """Save `state` after `step` finished steps if a save is due. Returns whether it was saved.
 
@@ -322,7 +327,7 @@ class Run:
         self._await_agreement(step)
         asked = self._ask(step)
         leaving = self._orders.stop is not None or (asked is not None and asked.leave)
-        demanded = force or leaving or asked is not None or self._orders.requested(step)
+        demanded = force or leaving or self._demanded(step)
         due = demanded or self._orders.due(step)
         change = self._orders.change_after(step)
         self._before_leaving(step, change or ("SIGTERM" if asked is not None and asked.leave else ""))
@@ -344,6 +349,15 @@ class Run:
         because ranks may receive it one step apart; the next `step` raises `Interrupted` for it."""
         self._await_agreement(self._done)
         return self._ask(self._done) is not None or self._orders.due(self._done)
+
+    def due_by_interval_only(self) -> bool:
+        """Whether a save is due now and nothing but the interval asks for it. Such a save can be made later: each rank makes
+        it at the same place by calling `checkpoint`."""
+        return self._orders.stop is None and self.due() and not self._demanded(self._done)
+
+    def _demanded(self, step: int) -> bool:
+        """Whether the supervisor or a signal has requested a save at `step`."""
+        return self._ask(step) is not None or self._orders.requested(step)
 
     def _ask(self, step: int) -> Proposal | None:
         """Return the save that the ranks of a run without an agent have agreed on for this step. Queried once per step."""
@@ -473,6 +487,8 @@ class Run:
         end."""
         if self._finished:
             return
+        for callback in self._finish_callbacks:
+            callback()
         self._finished = True
         if self._compile_cache is not None:
             self._compile_cache.close()

@@ -153,10 +153,10 @@ class Wiring:
             self._write_error_file(error)
         match error:
             case None:
-                if session is not None:
-                    session.finish()
                 if self.run is not None:
                     self.run.finish()
+                if session is not None:
+                    session.finish()
                 self._ended_well = True
             case Interrupted() if session is not None:
                 session.interrupt()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleet import JOB, Fleet, job, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.domain.findings import FindingKind
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint
+from holdfast.supervisor.core.job import DOUBT_STEPS_MAX
 from holdfast.supervisor.core.retention import _distinct, newest_everywhere
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.protocol import FindingArrived, JobPhase, StepsCompleted
 
 DP = 3
 Held = tuple[tuple[str, ...], set[int]]
@@ -187,3 +190,85 @@ def test_the_newest_step_that_all_have_is_found_whatever_nodes_hold(held: list[t
         and {each for rank, both in enumerate(held) for each in both[at][1] - {rank}} == set(range(DP))
     ]
     assert newest_everywhere(Turn(fleet.state, fleet.now), fleet.job) == max(everywhere, default=0)
+
+
+def test_a_doubtful_state_does_not_replace_the_last_verified_one_until_the_doubt_is_over() -> None:
+    fleet = fleet_of_three()
+    for rank in range(DP):
+        fleet.hold(rank, 10)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 10, "n1": 10, "n2": 10}
+    fleet.step_all(12)
+    doubt = fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    for rank in range(DP):
+        fleet.hold(rank, 10, 12, 14)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "nodes keep step 10"
+    fleet.fold(FindingArrived(fleet.now, over(fleet, doubt)))
+    for rank in range(DP):
+        fleet.hold(rank, 10, 14, 16)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 16, "n1": 16, "n2": 16}
+
+
+def over(fleet: Fleet, doubt: Finding) -> Finding:
+    return replace(doubt, id=f"{doubt.id}:over", severity=Severity.INFO, verified_step=None, contradicts=doubt.id)
+
+
+def test_a_crash_while_the_state_is_in_doubt_restores_the_last_verified_step() -> None:
+    fleet = fleet_of_three()
+    for rank in range(DP):
+        fleet.hold(rank, 10, 12)
+    fleet.step_all(12)
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    fleet.find(FindingKind.WORKER_EXCEPTION, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+    fleet.step_all(13)
+    for rank in range(DP):
+        fleet.hold(rank, 13)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation.restore.step == 13, "the doubt was about the generation before"
+
+
+def test_a_doubt_that_is_never_withdrawn_ends() -> None:
+    fleet = fleet_of_three()
+    fleet.step_all(12)
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    assert fleet.job.restore_limit is not None
+    fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 11 + DOUBT_STEPS_MAX + 1, fleet.now, 10, 0.1))
+    assert fleet.job.restore_limit is None
+
+
+def test_a_step_is_announced_when_its_state_has_given_a_loss() -> None:
+    fleet = fleet_of_three()
+
+    def steps(step: int) -> None:
+        fleet.step_all(step)
+        fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, step, fleet.now, 10, 1.0, loss=0.5))
+
+    steps(10)
+    for rank in range(DP):
+        fleet.hold(rank, 10)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "whether its weights are good is not known yet"
+    steps(12)
+    fleet.wait(3)
+    assert fleet.reported() == {}, "the finding about step 11 may be on its way"
+    steps(14)
+    fleet.wait(3)
+    assert fleet.reported() == {"n0": 10, "n1": 10, "n2": 10}
+
+
+def test_a_state_in_doubt_is_restored_if_no_verified_step_is_left() -> None:
+    fleet = fleet_of_three()
+    for rank in range(DP):
+        fleet.hold(rank, 12)
+    fleet.step_all(12)
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    fleet.find(FindingKind.WORKER_EXCEPTION, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 12, "the run has nothing else to continue from"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from diagnosing import Fleet
+from diagnosing import T0, Fleet
 
 from holdfast.diagnostics.detectors.blame import Context, Who, blame
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.domain.findings import FindingKind, Remedy
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import KernelEvent, KernelLine, WorkerError
 
 ECC = WorkerError("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered", ("m.py:1 f",))
 BUG = WorkerError("ValueError", "bad batch 17", ("t.py:7 loss",))
@@ -51,10 +51,29 @@ OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to alloca
         ("ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory", ErrorClass.NODE),
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/index.npy'", ErrorClass.ENVIRONMENT),
         ("KeyError", "'lr'", ErrorClass.SCRIPT),
+        ("RuntimeError", "can't start new thread", ErrorClass.RESOURCES),
+        ("OSError", "[Errno 24] Too many open files: 'a.npy'", ErrorClass.RESOURCES),
+        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", ErrorClass.RESOURCES),
+        ("RuntimeError", "received 0 items of ancdata", ErrorClass.RESOURCES),
+        ("RuntimeError", "DataLoader worker (pid(s) 17, 18) exited unexpectedly", ErrorClass.RESOURCES),
+        ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", ErrorClass.RESOURCES),
+        ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Segmentation fault.", ErrorClass.SCRIPT),
+        ("RuntimeError", "unable to write to file </torch_7>: No space left on device (28)", ErrorClass.STORAGE),
+        (
+            "triton.runtime.errors.OutOfResources",
+            "out of resource: shared memory, Required: 114688, Hardware limit: 101376",
+            ErrorClass.SCRIPT,
+        ),
     ],
 )
 def test_classes(type_: str, message: str, expected: ErrorClass) -> None:
     assert class_of(WorkerError(type_, message)) is expected
+
+
+def test_a_helper_killed_for_memory_is_distinguished_from_one_killed() -> None:
+    killed = WorkerError("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ")
+    assert class_of(killed, host_oom=True) is ErrorClass.HOST_OOM
+    assert class_of(BUG, host_oom=True) is ErrorClass.SCRIPT
 
 
 def test_a_kill_for_memory_is_distinguished_from_a_kill() -> None:
@@ -181,3 +200,104 @@ def test_the_application_s_own_xid_does_not() -> None:
     fleet.xid(31, "n1")
     fleet.exits(1, error=BUG)
     assert fleet.found[-1].evidence["blame"] != "hardware"
+
+
+# ---------------------------------------------------------------- memory
+
+CGROUP = "Memory cgroup out of memory: Killed process 1001 (limit: 2.00 GiB, /sys/fs/cgroup)"
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_named_so_with_the_limit() -> None:
+    fleet = Fleet()
+    fleet.start()
+    for _ in range(2):  # the second one within ten minutes repeats no finding about the node
+        fleet.fold(KernelLine("n1", T0 + fleet.now, CGROUP, event=KernelEvent.OOM_KILL))
+        fleet.exits(1, signal=9)
+        last = fleet.found[-1]
+        assert (last.kind, last.attribution.error_class) == (FindingKind.WORKER_CRASH, "host_oom")
+        assert last.summary.startswith("Rank 1 on n1 was killed by SIGKILL before its first step: Memory cgroup out of")
+        assert "limit: 2.00 GiB" in last.summary
+        fleet.now += 120.0
+        fleet.start(fleet.generation + 1)
+    fleet.exits(1, signal=9)
+    assert fleet.found[-1].attribution.error_class == "crash", "two minutes later"
+
+
+# ---------------------------------------------------------------- scripts that do not begin
+
+USAGE = ("usage: train.py [-h] --lr LR", "train.py: error: the following arguments are required: --lr")
+NOT_BEGUN: list[dict[str, Any]] = [
+    {"exit_code": 2, "log_tail": USAGE},
+    {"exit_code": 2, "log_tail": USAGE[1:]},  # the usage text is longer than what is kept of a log
+    {"exit_code": 2, "log_tail": ("Usage: train.py [OPTIONS]", "", "Error: No such option: --lrr")},
+    {"exit_code": 2, "log_tail": ("/usr/bin/python: can't open file '/w/nofile.py': [Errno 2] No such file",)},
+    {"exit_code": 1, "log_tail": ("/usr/bin/python3: No module named nomodule",)},
+    {"error": WorkerError("ModuleNotFoundError", "No module named 'flash_attn'", ("/w/t.py:1 <module>",))},
+    {"error": WorkerError("SyntaxError", "invalid syntax (t.py, line 2)")},
+]
+
+
+@pytest.mark.parametrize("how", NOT_BEGUN, ids=str)
+def test_a_script_that_cannot_begin_is_the_users_at_the_first_start_of_a_job_on_one_node(how: dict[str, Any]) -> None:
+    fleet = Fleet(nodes=1, ranks_per_node=2)
+    fleet.start()
+    fleet.exits(1, **how)
+    found = fleet.only()
+    assert (found.attribution.blame, found.attribution.error_class) == ("user", "usage")
+    if "log_tail" in how:
+        assert how["log_tail"][-1] in found.summary, "what it has printed"
+
+
+@pytest.mark.parametrize("how", NOT_BEGUN, ids=str)
+def test_on_one_of_several_nodes_it_may_be_the_nodes(how: dict[str, Any]) -> None:
+    fleet = Fleet(nodes=3)
+    fleet.start()
+    fleet.exits(1, **how)
+    assert fleet.only().attribution.error_class != "usage"
+    fleet.exits(2, **how)
+    fleet.start(2)
+    fleet.exits(1, **how)
+    assert fleet.found[-1].kind is FindingKind.REPEATED_EXCEPTION
+    assert fleet.found[-1].attribution.nodes == 2
+
+
+@pytest.mark.parametrize("how", NOT_BEGUN, ids=str)
+def test_after_a_step_or_minutes_it_is_no_error_of_usage(how: dict[str, Any]) -> None:
+    fleet = Fleet(nodes=1, ranks_per_node=2)
+    fleet.start()
+    fleet.run(until=5.0)
+    fleet.exits(1, **how)
+    assert fleet.only().attribution.error_class != "usage", "it has finished steps"
+    fleet.start(2)
+    for rank in fleet.ranks.values():
+        rank.step = 0
+    fleet.exits(1, **how)
+    assert fleet.found[-1].attribution.error_class != "usage", "the job has finished steps"
+    late = Fleet(nodes=1, ranks_per_node=2)
+    late.start()
+    late.now += 301.0
+    late.start(2)
+    late.exits(1, **how)
+    assert late.found[-1].attribution.error_class != "usage", "an unmodified script may have trained"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"exit_code": 1, "log_tail": ("RuntimeError: usage of the buffer is wrong",)},
+        {"exit_code": 3, "log_tail": USAGE},
+        {"signal": 9, "log_tail": USAGE},
+        {
+            "error": WorkerError(
+                "ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory"
+            )
+        },
+        {"error": NO_FILE},
+    ],
+    ids=str,
+)
+def test_other_early_ends_are_no_errors_of_usage(how: dict[str, Any]) -> None:
+    fleet = Fleet(nodes=1, ranks_per_node=2)
+    fleet.start()
+    fleet.exits(1, **how)
+    assert fleet.only().attribution.error_class != "usage"

@@ -73,17 +73,21 @@ def test_a_gradient_spike_is_a_warning() -> None:
 
 def test_one_step_without_a_number_is_a_warning_five_are_an_error() -> None:
     losses = falling(40)
-    assert [f.severity for f in run([*losses, math.inf, *losses[-10:]])] == [Severity.WARNING]
+    warning, over = run([*losses, math.inf, *losses[-10:]])
+    assert (warning.severity, warning.verified_step) == (Severity.WARNING, 39)
+    assert (over.severity, over.contradicts) == (Severity.INFO, warning.id)
     found = run([*losses, *[math.inf] * 8])
     assert [f.severity for f in found] == [Severity.WARNING, Severity.ERROR]
-    assert found[1].evidence["verified_step"] == "40"
+    assert found[1].evidence["verified_step"] == "39", "the loss of step 40 is that of the state after step 39"
     assert found[1].evidence["ranks"] == "1"
     assert found[1].recommended_actions[0].value == "stop_job"
 
 
 def test_a_loss_scaler_is_no_error() -> None:
     found = run(falling(60), [1.0] * 30 + [math.inf] * 10 + [1.0] * 20)
-    assert [f.severity for f in found] == [Severity.WARNING]
+    assert [f.severity for f in found] == [Severity.WARNING, Severity.INFO]
+    assert found[0].verified_step == 30, "the state after step 31 may have been changed by its gradient"
+    assert found[1].evidence["step"] == "41"
 
 
 def test_spikes_that_come_again_and_again_are_said_once_and_then_to_come_again() -> None:

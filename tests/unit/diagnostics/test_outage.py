@@ -203,7 +203,6 @@ SCRIPT = [
     ("AssertionError", "503", USER),
     ("RuntimeError", "step 37 of 122: loss diverged", USER),
     ("RuntimeError", "errno is no argument of step 5", USER),
-    ("OSError", "[Errno 24] Too many open files: 'a.npy'", USER),
     ("OSError", "[Errno 22] Invalid argument", USER),
     ("OSError", "[Errno 36] File name too long: 'a'", USER),
     ("wandb.errors.UsageError", "api_key not configured (no-tty). call wandb.login(key=[your_api_key])", USER),

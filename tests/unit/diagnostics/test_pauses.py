@@ -292,3 +292,42 @@ def test_a_node_whose_clock_jumps_does_not_shorten_the_wait() -> None:
     assert fleet.found == []
     fleet.run(until=56.0)
     assert fleet.only().rank == 5
+
+
+@pytest.mark.parametrize("phase", [Phase.EVAL, Phase.COMPILE])
+@pytest.mark.parametrize("ranks", [1, 3], ids=["one rank", "all ranks"])
+def test_a_phase_that_the_script_has_announced_may_take_an_hour(phase: Phase, ranks: int) -> None:
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=10.0, init_s=600.0))
+    fleet.start()
+    fleet.run(until=30.0)
+    fleet.training = False
+    for rank in list(fleet.ranks)[:ranks]:
+        fleet.ranks[rank].phase, fleet.ranks[rank].phase_at = phase, fleet.now
+    fleet.run(until=30.0 + 1200.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING], "after ten minutes"
+    assert "a rank is in another phase than step" in fleet.found[0].evidence["rule"]
+    fleet.run(until=30.0 + 3700.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING, Severity.ERROR]
+
+
+def test_a_phase_of_the_library_has_ten_minutes() -> None:
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=10.0, init_s=600.0))
+    fleet.start()
+    fleet.run(until=30.0)
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase, rank.phase_at = Phase.CHECKPOINT, fleet.now
+    fleet.run(until=700.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.ERROR]
+
+
+def test_a_process_that_is_stopped_in_an_announced_phase_is_found_at_once() -> None:
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=10.0, init_s=600.0))
+    fleet.start()
+    fleet.run(until=30.0)
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase, rank.phase_at = Phase.EVAL, fleet.now
+    fleet.ranks[1].state = "T"
+    fleet.run(until=40.0)
+    assert [(finding.severity, finding.rank) for finding in fleet.found] == [(Severity.ERROR, 1)]

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import holdfast.runtime.quiet_grpc  # noqa: F401
 from holdfast.agent.restart import Restart
 from holdfast.agent.service import serve
 from holdfast.agent.settings import AgentSettings

@@ -23,13 +23,14 @@ from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, cut
 from holdfast.agent.workers.logs import WorkerLogs, open_log
+from holdfast.agent.workers.memory_limit import MemoryLimit
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.secrets import read_all
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
 from holdfast.agent.workers.template import Template
 from holdfast.agent.workers.templates import Templates
-from holdfast.agent.workers.worker import Worker, WorkerIdentity
+from holdfast.agent.workers.worker import Exit, Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
@@ -38,7 +39,7 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.notes import MissedNote, Note
 from holdfast.domain.orders import Prepare, RanksStarted, Report, StepReached
 from holdfast.domain.replication import StagedShard
-from holdfast.domain.signals import NodeSignal
+from holdfast.domain.signals import KernelEvent, KernelLine, NodeSignal
 from holdfast.runtime import freeze
 from holdfast.runtime.service import guarded
 
@@ -50,6 +51,7 @@ KILL_TIMEOUT_S = 30.0
 CHECK_INTERVAL_S = 1.0
 # A path, because importing the module would import torch into the agent.
 SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
+KILL_BEFORE_END_S = 0.001  # by this the kernel's kill of a process is dated before its end
 
 
 class WorkerPool:
@@ -85,6 +87,7 @@ class WorkerPool:
             node=node, generations=lambda: list(self._generations.values()), emit=emit, uid=self._uid
         )
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
+        self._memory_limit = MemoryLimit()
         self._templates = Templates(site, inherited, self._template_changed)
         self.worker_set = WorkerSet(self.running, report, template=self._templates.state)
         self._steps_dropped = 0  # of ended generations
@@ -429,6 +432,7 @@ class WorkerPool:
             if not worker.expected:
                 self.worker_set.add_ended(worker, how)
             self._emit_unsent_steps(generation)
+            self._emit_memory_kill(worker, how)
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:
                 self._report(finished)
@@ -449,6 +453,14 @@ class WorkerPool:
         self._report_stopped(generation)
         for worker in generation.alive:
             worker.kill()
+
+    def _emit_memory_kill(self, worker: Worker, how: Exit) -> None:
+        """Emit the kernel's kill for lack of memory before the exit that it explains, of the rank or of a helper process."""
+        if how.exit_code == 0 or worker.expected:
+            return
+        if text := self._memory_limit.killed(worker.pid if how.signal == signal.SIGKILL else None):
+            # Before the exit, also in the order of a tick, which is that of the times.
+            self._emit(KernelLine(self._node, how.at - KILL_BEFORE_END_S, text, event=KernelEvent.OOM_KILL))
 
     def _emit_unsent_steps(self, generation: LocalGeneration) -> None:
         """Emit the steps since the last tick, because the generation may be forgotten before the next tick."""

@@ -12,7 +12,7 @@ import signal
 from enum import StrEnum
 
 from holdfast.diagnostics.detectors.outage import is_service, is_storage
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import WorkerError, WorkerExited
 
 
 class ErrorClass(StrEnum):
@@ -21,11 +21,15 @@ class ErrorClass(StrEnum):
     NAN = "nan"
     DEVICE = "device"  # an error of the GPU; the cause may be a bug in a kernel or a broken board
     NODE = "node"  # an error of the node's driver or libraries, never of the script
+    RESOURCES = (
+        "resources"  # a limit of the node: threads, open files, shared memory, helper processes that were killed
+    )
     STORAGE = "storage"  # a file system is full, over its quota, or does not answer
     SERVICE = "service"  # a model hub, a tracker or name resolution did not answer in time
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
+    USAGE = "usage"  # the script has not begun: a wrong command line, or code that cannot be loaded
 
 
 # Neither caused by the script nor avoidable by other code: temporary, or repaired by an operator.
@@ -61,6 +65,21 @@ _NODE = re.compile(
     r"|NVIDIA driver on your system is too old|cannot open shared object file|cudaGetDeviceCount",
     re.IGNORECASE,
 )
+_RESOURCES = re.compile(
+    r"can't start new thread|too many open files|errno (?:11|23|24)\]|resource temporarily unavailable|thread creation failed"
+    r"|pthread_create failed|unable to open shared memory object|items of ancdata|insufficient shared memory"
+    r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm"
+    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
+    re.IGNORECASE,
+)
+_KILLED_HELPER = re.compile(r"killed by signal: Killed", re.IGNORECASE)
+# NCCL could not do its own part: it refuses what the script asks for, such as one GPU for two ranks, or a limit of the node was
+# reached. A socket that has no data yet is also "temporarily unavailable".
+_NCCL = re.compile(
+    r"Duplicate GPU detected|ncclInvalid(?:Usage|Argument)|too many open files|pthread_create failed"
+    r"|creating shared memory segment|failed to extend /dev/shm",
+    re.IGNORECASE,
+)
 _DEVICE = re.compile(
     r"(?:CUDA|HIP) (?:driver )?error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|uncorrectable ECC|unspecified launch failure"
     r"|illegal memory access|misaligned address|GPU is lost|busy or unavailable",
@@ -72,6 +91,23 @@ _ENVIRONMENT_TYPES = frozenset(
 _ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
 
 
+# Of argparse, click, typer, absl and tyro, and of the interpreter if a program starts it.
+_USAGE = re.compile(
+    r"^usage: |^\S+: error: |can't open file '|^\S*python\S*: (?:No module named|Error while finding module)"
+    r"|Flags parsing error|^[^\w\s] Parsing error",
+    re.IGNORECASE,
+)
+_USAGE_CODES = (1, 2)
+_UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
+
+
+def is_usage(exit_: WorkerExited) -> bool:
+    """Whether the command line was refused, or the script's code could not be loaded. For an end before the first step."""
+    if exit_.error is not None:
+        return exit_.error.type in _UNLOADABLE and class_of(exit_.error) in (ErrorClass.SCRIPT, ErrorClass.ENVIRONMENT)
+    return exit_.exit_code in _USAGE_CODES and any(map(_USAGE.search, exit_.log_tail))
+
+
 def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:
     """Classify the end of a worker. `ended_by`: POSIX signal. `host_oom`: the kernel of its node has just run out of memory."""
     if error is None:
@@ -81,6 +117,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.DEVICE_OOM
     if name in ("MemoryError", "bad_alloc") or "Cannot allocate memory" in message:
         return ErrorClass.HOST_OOM
+    if host_oom and _KILLED_HELPER.search(message):
+        return ErrorClass.HOST_OOM
     if name == "FloatingPointError" or (name in ("ValueError", "AssertionError") and _NAN.search(message)):
         return ErrorClass.NAN
     if name in _OWN or name == "AssertionError":
@@ -89,6 +127,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.NODE
     if name in ("AcceleratorError", "CudaError") or _DEVICE.search(message):
         return ErrorClass.DEVICE
+    if _RESOURCES.search(message):
+        return ErrorClass.RESOURCES
     if is_storage(message):
         return ErrorClass.STORAGE
     if is_service(error):
@@ -98,9 +138,12 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
     return ErrorClass.SCRIPT
 
 
-def is_of_a_device(message: str) -> bool:
-    """Whether a call of this process to its GPU failed, for lack of memory or for any other reason."""
-    return bool(_DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message))
+def is_of_this_rank(message: str) -> bool:
+    """Whether an error of the communication library is a failure of the rank itself, not of the connection to another one:
+    a call to its GPU failed, or NCCL's own part did."""
+    return bool(
+        _DEVICE_OOM.search(message) or _NODE.search(message) or _DEVICE.search(message) or _NCCL.search(message)
+    )
 
 
 def is_assertion(error: WorkerError | None) -> bool:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from enum import IntEnum
 
-from holdfast.diagnostics.detectors.error_class import is_of_a_device
+from holdfast.diagnostics.detectors.error_class import is_of_this_rank
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
@@ -78,8 +78,8 @@ def cause_of(exit_: WorkerExited) -> Cause:
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
-            # NCCL could not use the GPU of this rank: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
-            return Cause.OWN if is_of_a_device(exit_.error.message) else Cause.COLLECTIVE
+            # NCCL could not use the GPU of this rank, for example: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
+            return Cause.OWN if is_of_this_rank(exit_.error.message) else Cause.COLLECTIVE
         if of_a_client(exit_.error):
             return Cause.OWN
         is_transport = not _TRANSPORT_TYPES.isdisjoint((name, exit_.error.type))
@@ -91,7 +91,7 @@ def cause_of(exit_: WorkerExited) -> Cause:
         return Cause.OWN
     log_end = exit_.log_tail[-_LOG_LINES_MAX:]
     reasons = [line for line in exit_.log_tail if _ABORT.search(line)] + list(filter(_EXCEPTION.search, log_end))
-    if any(map(is_of_a_device, reasons)):
+    if any(map(is_of_this_rank, reasons)):
         return Cause.OWN
     cascading = any(map(_COLLECTIVE_TEXT.search, reasons)) or any(map(_LOST_TEXT.search, log_end))
     return Cause.COLLECTIVE if cascading else Cause.OWN
@@ -150,7 +150,7 @@ def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
 def ending(exit_: WorkerExited) -> str:
     """How the worker ended, as a verb phrase: `was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`."""
     if exit_.error is not None:
-        message = _in_a_sentence(exit_.error.message)
+        message = in_a_sentence(exit_.error.message)
         return f"raised {exit_.error.type}" + (f": {message}" if message else "")
     if exit_.signal is not None:
         try:
@@ -161,7 +161,7 @@ def ending(exit_: WorkerExited) -> str:
     return f"exited with code {exit_.exit_code}"
 
 
-def _in_a_sentence(message: str) -> str:
+def in_a_sentence(message: str) -> str:
     """The beginning of an exception's message, without its full stop: the sentence goes on behind it."""
     line = " ".join(message.split()).removesuffix(".")
     return line if len(line) <= MESSAGE_CHARS_MAX else f"{line[:MESSAGE_CHARS_MAX].rstrip()} …"

@@ -7,6 +7,8 @@ phase. A *stall* is a time without activity. The allowed duration of a stall is 
   instead of `stuck_s` for a dead process: it may still free its memory, and its exit, which has the cause, follows;
 * `init_s` if any rank is in another phase than `step`, or the generation is in its first steps. Compiling, restoring,
   evaluating and saving may take long, and the first steps do not show the job's rhythm;
+  After that time only a warning is reported if a script has announced the phase (`eval`, `compile`), because nothing shows from
+  outside whether it works; the error is reported after `announced` times as long;
 * `init_s` if ranks still enter collectives, because a long step is not a hang;
 * otherwise `max(floor_s, factor × p99)`, and more at a position where the job has paused before. After that time only a
   warning is reported, because the stall may be a pause that the script did not announce. After `unproven` times as long, at
@@ -85,6 +87,8 @@ class Hang:
     stuck_s: float = 2.0  # shortest time after which a proven stall is reported
     gone_s: float = 10.0  # the same, if processes are dead and none is stopped
     unproven: float = 10.0  # multiple of the allowance after which a stall that is not proven is an error as well
+    # Multiple of `init_s` after which a phase that a script has announced is an error: an hour, as for a first start (ADR 81).
+    announced: float = 6.0
     baseline_s: float = 1.0  # time without activity after which a baseline is taken
     report_s: float = 0.9  # a process counts as stopped or dead after this time: in two reports of its agent
     fresh_s: float = 3.0  # a stall is not judged while some node has not reported for longer than this
@@ -191,6 +195,8 @@ class Hang:
         error_s = max(allowance_s, min(self.unproven * allowance_s, init_s))
         if self._traced(generation):
             error_s = allowance_s
+        elif stall.announced:
+            error_s = self.announced * init_s
         if generation.warned and (still_s < error_s or now < generation.computes_until):
             return None
         if self._lacks_reports(generation, now, generation.still_since + allowance_s):
@@ -205,7 +211,8 @@ class Hang:
             generation.computes_until = min(now + allowance_s, generation.active_at + max(init_s, error_s))
             return None if generation.warned else Rule(words, still_s, allowance_s, Severity.WARNING)
         if error_s > allowance_s:
-            words = f"{self.unproven:g} × {words}" if error_s < init_s else f"init_s, beyond {words}"
+            times = self.announced if stall.announced else self.unproven
+            words = f"init_s, beyond {words}" if error_s == init_s else f"{times:g} × {words}"
         return Rule(words, still_s, error_s, Severity.ERROR)
 
     def _allowance(self, generation: Watched, stall: Stall, now: float) -> tuple[float, str]:

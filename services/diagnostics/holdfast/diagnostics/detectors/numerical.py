@@ -2,8 +2,9 @@
 
 The values are those that ranks report with each step. A spike is a warning, because many spikes occur in normal training. A
 loss that is not finite is a warning at first, and an error after `persist_steps` such steps, because no optimizer recovers from
-weights that are NaN. The error names the last step with a finite loss, up to which the state may be correct. A gradient norm
-that is not finite remains a warning, because a loss scaler produces such steps on purpose and skips them.
+weights that are NaN. A gradient norm that is not finite remains a warning, because a loss scaler produces such steps on purpose
+and skips them. All of these name the last step whose state is verified, by a finite loss in the step after it. A warning is
+withdrawn at the next step with a finite loss and gradient norm.
 
 After a rollback, steps are repeated with their former losses, which may be far above those of the abandoned steps. The history
 of a repeated step, and of all steps after it, is therefore dropped.
@@ -58,6 +59,7 @@ class _Job:
     bad_since_at: float = 0.0  # end of the step `bad_since`, Unix seconds
     first_bad: tuple[int, ...] = ()  # ranks that reported the loss of the step `bad_since`
     reported: Recurring[_Condition] = field(default_factory=Recurring)
+    doubt: Finding | None = None  # the newest warning that names a verified step, until it is withdrawn
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class Numerical:
             limit = self.limits.history
             job = state.jobs[generation.job] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
         if job.generation is not generation:
-            job.generation, job.bad_steps = generation, 0
+            job.generation, job.bad_steps, job.doubt = generation, 0, None
             job.open.clear()
         return job
 
@@ -118,10 +120,17 @@ class Numerical:
         for step in [step for step in job.open if step <= record.step]:
             del job.open[step]
         found = list(self._judge(job, record, reported))
-        return tuple(
+        findings = [
             _finding(record, due.condition, job, due.times, now)
             for due in job.reported.due(found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s)
-        )
+        ]
+        if job.doubt is not None and record.loss is not None and not job.bad_steps and not reported.bad_grad:
+            findings.insert(0, _withdrawal(job.doubt, record, now))
+            job.doubt = None
+        for finding in findings:
+            if finding.severity is Severity.WARNING and finding.verified_step is not None:
+                job.doubt = finding
+        return tuple(findings)
 
     def _judge(self, job: _Job, record: StepRecord, reported: _Open) -> Iterator[_Condition]:
         limits = self.limits
@@ -144,7 +153,8 @@ class Numerical:
         if reported.bad_grad:
             ranks = frozenset(reported.bad_grad[:_RANKS_MAX])
             evidence = {"value": "grad_norm", "ranks": ", ".join(map(str, sorted(ranks)))}
-            yield _Condition("grad_nan", "has a gradient norm that is not a number", Severity.WARNING, evidence)
+            what = "has a gradient norm that is not a number"
+            yield _Condition("grad_nan", what, Severity.WARNING, evidence, verified_step=_verified(job))
         elif not math.isnan(grad):
             spike = _spike(job.grads, grad, limits.grad_factor, limits)
             if spike is not None:
@@ -187,6 +197,15 @@ def _spike(
     return f"{z:.0f} deviations above its usual {usual:.4g}", evidence
 
 
+def _verified(job: _Job) -> int | None:
+    """The last step whose state is verified; None if no loss was finite. The loss of a step is computed before its update, so a
+    finite one verifies the state after the step before it."""
+    if not job.finite_step:
+        return None
+    finite = min(job.finite_step, job.bad_since - 1) if job.bad_steps else job.finite_step
+    return max(0, finite - 1)
+
+
 def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition:
     lasting = job.bad_steps >= persist_steps
     evidence = {
@@ -195,8 +214,7 @@ def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition
         "first_bad_step": str(job.bad_since),
         "ranks": ", ".join(map(str, job.first_bad)),
     }
-    verified = min(job.finite_step, job.bad_since - 1) if job.finite_step else None
-    if verified is not None:
+    if (verified := _verified(job)) is not None:
         evidence["verified_step"] = str(verified)
     how_long = f" for {job.bad_steps} steps" if lasting else ""
     return _Condition(
@@ -224,4 +242,20 @@ def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, n
         evidence={**condition.evidence, "step": str(record.step), "times": str(times), DATED: "the end of that step"},
         verified_step=condition.verified_step,
         recommended_actions=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
+    )
+
+
+def _withdrawal(doubt: Finding, record: StepRecord, now: float) -> Finding:
+    return Finding(
+        id=f"{doubt.id}:over",
+        kind=FindingKind.NUMERICAL,
+        severity=Severity.INFO,
+        at=now,
+        since=min(record.ended_at, now),
+        summary=f"{record.job} has a finite loss again (step {record.step}).",
+        job=record.job,
+        generation=record.generation,
+        contradicts=doubt.id,
+        evidence={"contradicts": doubt.id, "step": str(record.step)},
+        recommended_actions=(Remedy.WATCH,),
     )

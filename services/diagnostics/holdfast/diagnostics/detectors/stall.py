@@ -25,6 +25,7 @@ class Stall:
     baseline_at: float
     baseline: dict[str, RankProgress]
     only_stepping: bool
+    announced: bool  # a rank is in a phase that the script has announced, and that may be long
     done: bool  # every rank has reported phase `done`
 
 

@@ -15,6 +15,7 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.signals import GenerationStarted, Phase, RankProgress, WorkerExited
 
 _JOBS_MAX = 4096
+LONG_PHASES = frozenset({Phase.EVAL, Phase.COMPILE})  # announced by scripts; the library ends its own phases
 FIRST_STEPS = 3  # of a generation: these steps initialise and compile
 TICK_S = 1.0  # between two reports of an agent
 _REPORTS_LAG_S = 2.0  # a step that finished before a crash may be reported up to this long after the crash
@@ -237,6 +238,7 @@ def stalled(generation: Watched, now: float) -> Stall:
         baseline_at=now,
         baseline=dict(generation.latest),
         only_stepping=phases <= {Phase.STEP},
+        announced=not phases.isdisjoint(LONG_PHASES),
         done=bool(phases) and phases <= {Phase.DONE},
     )
 

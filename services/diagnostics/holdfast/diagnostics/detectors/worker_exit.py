@@ -35,13 +35,20 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Context, blame, may_be_the_nodes
 from holdfast.diagnostics.detectors.desync import odd_one_out
-from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of, is_usage
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
 from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
-from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
+from holdfast.domain.signals import (
+    ClockTick,
+    GenerationStarted,
+    GenerationStopped,
+    KernelEvent,
+    KernelLine,
+    WorkerExited,
+)
 
 _KEPT_MAX = 4096  # entries of each table; the oldest are dropped first
 
@@ -74,7 +81,8 @@ class ExitState:
     holding: set[Key] = field(default_factory=set)
     # node → newest hardware finding
     hardware: Bounded[str, Finding] = field(default_factory=lambda: Bounded(_KEPT_MAX))
-    out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
+    # Node → diagnostics' clock, and what the kernel reported.
+    out_of_memory: Bounded[str, tuple[float, str]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     # Job → node on which the job failed → diagnostics' clock.
     places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     # Node → jobs that failed on this node in a way that a broken node can cause, and that had ranks on other nodes as well.
@@ -92,6 +100,7 @@ class WorkerExit:
         GenerationStopped,
         StepRecord,
         Finding,
+        KernelLine,
         ClockTick,
         RunStarted,
         TelemetryGap,
@@ -135,8 +144,8 @@ class WorkerExit:
                 self._lost_or_reconnected(state, item, now)
             case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
                 state.hardware[item.node] = item
-            case Finding(kind=FindingKind.HOST_OOM):
-                state.out_of_memory[item.node] = now
+            case KernelLine(event=KernelEvent.OOM_KILL):
+                state.out_of_memory[item.node] = (now, item.text)
             case _:
                 pass
         return state, ()
@@ -182,10 +191,12 @@ class WorkerExit:
 
     def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
         """Count the node if its rank raised the same exception as the root. Crashes, device errors and collective errors are
-        not counted: they spread from rank to rank, and may appear in the same line of the script as the root failure."""
-        if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
-            return
-        if class_of(exit_.error) is ErrorClass.DEVICE:
+        not counted: they spread from rank to rank, and may appear in the same line of the script as the root failure. A refused
+        command line does not spread."""
+        if exit_.error is None or root.error is None:
+            if not (is_usage(exit_) and is_usage(root)):
+                return
+        elif exit_.error.type != root.error.type or class_of(exit_.error) is ErrorClass.DEVICE:
             return
         print_ = repeated_exception.fingerprint_of(root)
         known = state.failures.get(exit_.job, {}).get(print_)
@@ -311,13 +322,16 @@ class WorkerExit:
         state.places[exit_.job] = places
         failed_here = {job for job in state.jobs_failed_by_node.get(exit_.node, ()) if job in state.places}
         others = failed_here - {exit_.job}
-        out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
-        if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
+        at, line = state.out_of_memory.get(exit_.node, (-math.inf, ""))
+        out_of_memory = line if abs(now - at) <= self.near_s else ""
+        if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=bool(out_of_memory)):
             # The absence of failures on other nodes is evidence against this node only if the job has ranks on other nodes.
             state.jobs_failed_by_node[exit_.node] = failed_here | {exit_.job}
         hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
         # A finding from before the first start of the job was known when the job was placed on this node.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
+        early = self._early(placed, exit_)
+        before_first_step = exit_.step == 0 and not exit_.observed and exit_.job not in state.steps
         context = Context(
             hardware=hardware.summary if hardware is not None and explains else "",
             host_oom=out_of_memory,
@@ -325,8 +339,10 @@ class WorkerExit:
             nodes=len(failure.nodes) if failure is not None else 1,
             other_jobs=sum(_failed_here_only(state, job, exit_.node, now - self.memory_s) for job in others),
             after_s=max(0.0, exit_.at - began),
-            before_first_step=exit_.step == 0 and not exit_.observed and exit_.job not in state.steps,
-            early=self._early(placed, exit_),
+            before_first_step=before_first_step,
+            early=early,
+            first_start=before_first_step and early and exit_.at - began <= self.early_s,
+            alone=placed is not None and placed.world_size > 0 and not placed.spread,
         )
         return blame(exit_, context)
 

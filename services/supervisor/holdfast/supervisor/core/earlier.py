@@ -159,13 +159,10 @@ def _preferred(ages: Iterable[CheckpointId], old: Job | None, *, asked: bool = F
     """Best first: steps of the last submission's lineage, then of earlier ones, then (if `asked` by number) abandoned ones."""
     if old is None:
         return sorted(ages, reverse=True)
-    line, trusted = (
-        Line(old.checkpoints.lineage),
-        old.checkpoints.trusted.step if old.checkpoints.trusted is not None else None,
-    )
+    line, limit = Line(old.checkpoints.lineage), old.restore_limit
 
     def rank(age: CheckpointId) -> int:
-        if line.holds(*age) and (trusted is None or age.step <= trusted):
+        if line.holds(*age) and (limit is None or age.step <= limit.step):
             return 2
         return 1 if age.attempt < old.numbering.first_attempt else 0
 

@@ -30,6 +30,9 @@ from holdfast.supervisor.core.lifecycle import (
 from holdfast.supervisor.core.step_times import StepTimes
 from holdfast.supervisor.protocol import JobPhase
 
+# A doubt about the state is withdrawn, or becomes an error, within steps. If both messages were lost, it ends with this many.
+DOUBT_STEPS_MAX = 200
+
 
 @dataclass(frozen=True, slots=True)
 class DeferredEviction:
@@ -243,6 +246,18 @@ class Job:
                 return since
             case _:
                 return None
+
+    @property
+    def restore_limit(self) -> Trusted | None:
+        """The last step that may be restored: the state is corrupt, or a loss that is not a number puts it in doubt until the
+        loss is finite again, or another generation runs. None = any step may be."""
+        limits = [self.checkpoints.trusted] if self.checkpoints.trusted is not None else []
+        for finding in (each.finding for each in self.warnings.values()):
+            step = finding.verified_step
+            of_this_run = self.running is not None and finding.generation == self.running.number
+            if step is not None and of_this_run and self.progress.step <= step + DOUBT_STEPS_MAX:
+                limits.append(Trusted(step, finding.summary))
+        return min(limits, key=lambda each: each.step, default=None)
 
     @property
     def final_upload(self) -> FinalUpload | None:

@@ -3,7 +3,7 @@
 Nodes delete shards by what they hold themselves. But a step is useful only while every rank's shard exists somewhere, and
 nodes with slower or faster disks than others could end up with no step in common. So the newest step that all of them have, on
 disk and on a peer, is sent to every node that holds shards of the job: nodes keep that step until they receive the next.
-While the state is known to be corrupt, no step after the last verified one is sent: a restart needs an older one.
+While the state is known to be corrupt or in doubt, no step after the last verified one is sent: a restart needs an older one.
 
 This is a notification, not an order. If it is lost, late or repeated, or if the supervisor is unavailable, nodes keep more than
 necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job.
@@ -37,6 +37,9 @@ def review(turn: Turn, name: str) -> None:
     if job is None or job.running is None or job.phase.finished:
         return
     step = newest_everywhere(turn, job)
+    progress, verified_soon = job.progress, job.checkpoints.step > _verified_step(turn, job)
+    if verified_soon and turn.at - progress.seen_at <= turn.config.retention_s + 2 * progress.seconds_per_step:
+        expect(turn, name)  # steps are being finished; after a pause the next save leads to a review
     attempt = job.running.attempt
     if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
@@ -63,8 +66,8 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     one; 0 = none. Ignores steps before the last one that was sent, and those that may not be restored."""
     running = job.running
     assert running is not None
-    attempt, trusted = running.attempt, job.checkpoints.trusted
-    step_max = math.inf if trusted is None else trusted.step
+    attempt, limit = running.attempt, job.restore_limit
+    step_max = min(_verified_step(turn, job), math.inf if limit is None else limit.step)
     if 0 < job.checkpoints.step <= step_max and _is_everywhere(turn, job, job.checkpoints.step):
         return job.checkpoints.step  # no newer step is complete, wherever its shards are
     on_disk: dict[int, int] = defaultdict(int)  # step → number of slots that hold all of their own shards
@@ -103,6 +106,16 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         if slots == len(running.placements) and (alone or _distinct(elsewhere[step]) == running.mesh.world_size)
     )
     return max(everywhere, default=0)
+
+
+def _verified_step(turn: Turn, job: Job) -> float:
+    """The newest step whose state has given a loss that diagnostics has judged: that of the step after it, and as many steps
+    later as the judgement takes to arrive. `math.inf` if the script reports no loss."""
+    progress = job.progress
+    if progress.loss is None:
+        return math.inf
+    late = math.ceil(turn.config.retention_s / progress.seconds_per_step) if progress.seconds_per_step > 0 else 0
+    return progress.newest_step - 2 - late
 
 
 def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:

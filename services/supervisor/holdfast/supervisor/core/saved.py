@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2s
 
 from holdfast.domain.checkpoints import CheckpointId
@@ -40,7 +41,13 @@ _NONE = Numbers()
 def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
     """The step that `job` would restore on these nodes now, with its sources."""
     members = [placement.node for placement in placements]
-    return elect(job.checkpoints.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
+    lineage, held = job.checkpoints.lineage, holders(turn, job, members)
+    elected = elect(lineage, held, mesh, placements, _knowledge(turn, job))
+    if elected.restore.step == 0 and job.restore_limit != job.checkpoints.trusted:
+        # No verified step is left. The state is only in doubt, and the run has nothing else to continue from.
+        known = replace(_knowledge(turn, job), trusted=job.checkpoints.trusted)
+        return elect(lineage, held, mesh, placements, known)
+    return elected
 
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
@@ -124,7 +131,7 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
             for each in job.checkpoints.skipped
             if turn.at < each.until
         },
-        trusted=job.checkpoints.trusted,
+        trusted=job.restore_limit,
     )
 
 
@@ -210,13 +217,13 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> dict[str, float
 
 def _newest_save(job: Job) -> int:
     """The newest step that the ranks of the running generation may have saved, and that may be restored; 0 = none."""
-    known, newest = job.checkpoints, job.progress.newest_step
+    known, newest, limit = job.checkpoints, job.progress.newest_step, job.restore_limit
     steps = {*known.at_home, newest - newest % job.interval_steps}
     asked = known.on_demand
     if asked is not None and job.running is not None and asked.generation == job.running.number:
         steps.add(asked.at_step if asked.at_step <= newest else 0)
     steps -= {each.step for each in known.skipped}
-    return max((each for each in steps if known.trusted is None or each <= known.trusted.step), default=0)
+    return max((each for each in steps if limit is None or each <= limit.step), default=0)
 
 
 def _is_due(node: Node, job: Job) -> bool:
