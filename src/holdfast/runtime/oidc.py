@@ -221,8 +221,8 @@ def _verified(token: str, rules: OidcRules, keys: IssuerKeys, now: float) -> dic
         value = claims.get(error.claim)
         if error.claim in ("nbf", "iat") and isinstance(value, int | float) and value > now:
             raise InvalidToken(
-                f"it begins to be valid in {value - now:.0f} s ({error.claim}) by the clock of this supervisor, which may differ "
-                f"by {LEEWAY_S} s from that of the issuer: correct the clock that is wrong"
+                f"it begins to be valid in {value - now:.0f} s ({error.claim}) by the clock of this supervisor, which may "
+                f"differ by {LEEWAY_S} s from that of the issuer: correct the clock that is wrong"
             ) from None
         wants = {"iss": rules.issuer, "aud": " or ".join(rules.audiences)}.get(error.claim, "")
         raise InvalidToken(f"its claim {error.claim} is not valid{f': it must be {wants}' if wants else ''}") from None
