@@ -20,7 +20,7 @@ from servers import RedisServer
 from waiting import wait_until, wait_until_async
 
 from holdfast.domain.errors import InvalidSpec, RedisAway, Unavailable
-from holdfast.log.protocol import Commit
+from holdfast.log.protocol import Commit, LostData
 from holdfast.log.redis import RedisLog
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +136,24 @@ async def test_a_redis_without_a_free_connection_says_so(own_server: RedisServer
             await wait_until_async(is_clear, description="a clear refusal")
             operator.config_set("maxclients", 100)
             await log.ping()
+
+
+async def test_who_may_begin_anew_does_not_wait_while_nobody_could(own_server: RedisServer) -> None:
+    """A failover to an empty replica: as long as it refuses writes, the last leader cannot put its state back."""
+    with redis.Redis.from_url(own_server.url) as operator:
+        async with opened(own_server.url) as leader, opened(own_server.url) as standby:
+            assert await leader.acquire("leader", "a", 30.0)
+            assert await standby.acquire("leader", "b", 30.0) is None
+            operator.flushall()
+            operator.config_set("min-replicas-to-write", 1)
+            for log, holder in ((leader, "a"), (standby, "b")):
+                with pytest.raises(Unavailable, match="NOREPLICAS") as raised:
+                    await log.acquire("leader", holder, 30.0, begin=False)
+                assert not isinstance(raised.value, LostData)
+            operator.config_set("min-replicas-to-write", 0)
+            with pytest.raises(LostData):
+                await standby.acquire("leader", "b", 30.0, begin=False)
+            assert await leader.acquire("leader", "a", 30.0)
 
 
 # ---------------------------------------------------------------- TLS

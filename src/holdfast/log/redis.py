@@ -198,6 +198,9 @@ class RedisLog:
         self._seen[name] = max(seen, epoch), renewed or seen_renewal
         return None if is_held else Lease(name=name, holder=holder, epoch=epoch)
 
+    def newest_epoch(self, name: str) -> int:
+        return self._seen.get(name, (0, ""))[0]
+
     async def candidate(self, name: str) -> str:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
         return "" if holder is None else holder.decode(errors="replace")

@@ -130,11 +130,12 @@ class Leader:
             else:
                 if lease is not None:
                     return lease, asked_at_s
-                self._kept.another_leads()
                 self._trouble, lost_since_s = "", None
-                if not waiting:
-                    log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
-                    waiting = True
+                if not self._kept.is_of(self._log.newest_epoch(LEADER_LEASE)):
+                    self._kept.another_leads()
+                    if not waiting:
+                        log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
+                        waiting = True
             await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
 
     async def _lead(self, lease: Lease, asked_at_s: float) -> None:
