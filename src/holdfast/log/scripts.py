@@ -7,8 +7,7 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 
 # KEYS: lease, epoch, candidate, renewal. ARGV: holder, TTL in ms, TTL of the candidate in ms, an epoch and a time of a renewal
 # that must have been, the highest epoch that the requester has seen. Returns the epoch as text, '' if there was no such epoch
-# or renewal, or '-' and the epoch of another
-# holder, with the time of its last renewal. In that case the requester is recorded as candidate, at most twice per TTL of the
+# or renewal, or '-' and the epoch of another holder, with the time of its last renewal. In that case the requester is recorded as candidate, at most twice per TTL of the
 # candidate, and only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was
 # set back, or a restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a
 # longer remaining time is wrong and is shortened.
@@ -17,8 +16,8 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently. Within the second
 # of the last election that clock is not enough, so a new epoch is above all that the requester has seen, too.
 #
-# A Redis that has lost data and refuses writes refuses the DEL, too, which deletes nothing. While nobody can take the lease, the
-# time must not pass for which it is left to the supervisor that knows most.
+# A Redis that has lost data and refuses writes refuses the DEL, too, which deletes nothing. While nobody can take the lease,
+# the time must not pass for which it is left to the supervisor that knows most.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 local renewed = string.match(redis.call('GET', KEYS[4]) or '', '^%S+') or '0'

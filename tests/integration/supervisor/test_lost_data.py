@@ -158,7 +158,7 @@ async def test_older_data_does_not_undo_what_was_done(
             async with redis.pipeline(transaction=True) as at_once:
                 at_once.flushall()
                 for key, value in older.items():
-                    if value is not None and b":lease:" not in key and b":candidate:" not in key:  # those with a TTL
+                    if value is not None and b":lease:" not in key and b":candidate:" not in key:
                         at_once.restore(key, 0, value)
                 await at_once.execute()
             assert await leads_since(both, epoch) is leader
