@@ -110,6 +110,9 @@ class MortalLog:
     async def lifetime(self) -> str:
         return await self._alive().lifetime()
 
+    def newest_epoch(self, name: str) -> int:
+        return self._log.newest_epoch(name)
+
     async def candidate(self, name: str) -> str:
         return await self._alive().candidate(name)
 

@@ -181,10 +181,15 @@ async def test_clocks_may_differ_by_half_a_minute_and_not_more(issuer: Issuer) -
     tokens, now = issuer.tokens(), int(time.time())
     token = issuer.token(exp=now, nbf=now, iat=now)
     assert await found(tokens, token, now + oidc.LEEWAY_S - 1)
-    assert await refusal(tokens, token, now + oidc.LEEWAY_S) == "it has expired"
+    assert await refusal(tokens, token, now + 300) == "it has expired, 300 s ago by the clock of this supervisor"
+    assert "has expired" in await refusal(tokens, token, now + oidc.LEEWAY_S)
     early = issuer.token(exp=now + 600, nbf=now, iat=now)
     assert await found(tokens, early, now - oidc.LEEWAY_S)
     assert await refusal(tokens, early, now - oidc.LEEWAY_S - 1)
+    for claim, nbf, iat in (("nbf", now, now - 300), ("iat", now - 300, now)):
+        said = await refusal(tokens, issuer.token(exp=now + 600, nbf=nbf, iat=iat), now - 300)
+        assert said.startswith(f"it begins to be valid in 300 s ({claim}) by the clock of this supervisor"), said
+        assert said.endswith("correct the clock that is wrong")
 
 
 async def test_other_tokens_of_the_issuer_sign_nobody_in(issuer: Issuer) -> None:

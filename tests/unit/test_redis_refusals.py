@@ -20,6 +20,10 @@ SCRIPT = "ERR Error running script (call to f_970f): @user_script:18: @user_scri
         (f"{SCRIPT}NOREPLICAS Not enough good replicas to write.", "lower its min-replicas-to-write"),
         ("MISCONF Redis is configured to save RDB snapshots", "free space on its disk"),
         (f"{SCRIPT}READONLY You can't write against a read only replica.", "name the primary in HOLDFAST_REDIS_URL"),
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", "SCRIPT KILL"),
+        ("MOVED 12501 10.0.0.3:6379", "name that member"),
+        ("ASK 12501 10.0.0.3:6379", "its cluster moves data"),
+        ("UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)", "the primary"),
         ("NOPERM this user has no permissions to run the 'xadd' command", "has the users of Redis"),
         (
             f"ERR The user executing the script can't run this command or subcommand{OF_REDIS_7}",

@@ -13,11 +13,11 @@ ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one
 
 ROOM_ADVICE = "raise Redis' maxmemory, or delete other data from this Redis"
 
+SPACE_ADVICE = "free space on its disk, and see its log"
+
 EVICTION_ADVICE = "set maxmemory-policy noeviction, in its configuration too"
 
-CREDENTIALS_ADVICE = "correct its user and password in HOLDFAST_REDIS_URL, and start the service again"
-
-URL_FORMS = "redis://host:port/db, rediss://… or unix:///path, with options that redis-py knows"
+URL_FORMS = "redis://host:port/db, rediss://… or unix:///path, with options that redis-py knows, and password_file=PATH"
 
 CROWDED = 0.8  # fraction of maxmemory, as in the alert rule HoldfastEventLogFull
 
@@ -39,11 +39,19 @@ def require_data(server: Mapping[str, Any], address: str) -> None:
         )
 
 
-def risks(persistence: Mapping[str, Any], memory: Mapping[str, Any]) -> Iterator[Risk]:
-    """Of a Redis with this INFO persistence and INFO memory."""
-    if found := risk(persistence):
+def risks(info: Mapping[str, Any]) -> Iterator[Risk]:
+    """Why a Redis with this INFO refuses writes, or can lose data."""
+    if info.get("role") == "slave":
+        yield Risk("it is a replica, and refuses writes", "name the primary in HOLDFAST_REDIS_URL")
+    for what, field in (
+        ("write to its append-only file", "aof_last_write_status"),
+        ("snapshot", "rdb_last_bgsave_status"),
+    ):
+        if info.get(field, "ok") != "ok":
+            yield Risk(f"its last {what} failed ({field}); it refuses writes until one succeeds", SPACE_ADVICE)
+    if found := risk(info):
         yield Risk(found, ADVICE)
-    if found := evicting(memory):
+    if found := evicting(info):
         yield Risk(found, EVICTION_ADVICE)
 
 
@@ -83,3 +91,11 @@ def risk(persistence: Mapping[str, Any]) -> str:
                 "its INFO does not show whether the append-only file is on; without it, a restart would lose jobs and "
                 "incidents"
             )
+
+
+def without_password(url: str) -> str:
+    """Return the URL without its password, for messages."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user + ':***@' if at else ''}{place}" if separator else "***"

@@ -101,6 +101,9 @@ class MemoryLog:
         await checkpoint()
         return self._streams.acquire(name, holder, ttl_s, begin=begin)
 
+    def newest_epoch(self, name: str) -> int:
+        return self._streams.newest_epoch(name)
+
     async def candidate(self, name: str) -> str:
         await checkpoint()
         return self._streams.candidate(name)

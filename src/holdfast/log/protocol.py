@@ -159,6 +159,10 @@ class FencedLog(EventLog, Protocol):
         shortens the remaining time of the lease to `ttl_s`, which is the same for all holders. So the lease ends in time even
         if the server's clock was changed."""
 
+    def newest_epoch(self, name: str) -> int:
+        """Return the highest epoch of the lease that requests from here have seen; 0 = none."""
+        ...
+
     async def candidate(self, name: str) -> str:
         """Return a holder that has requested the lease without success within the last `CANDIDATE_S`; "" if there is none. This
         may be the present holder."""

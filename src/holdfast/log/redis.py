@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import durability, names, scripts
-from holdfast.log.connection import Connection, Full, GroupGone
+from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import (
     CANDIDATE_S,
@@ -34,6 +34,7 @@ from holdfast.log.protocol import (
     ignore,
 )
 from holdfast.log.redis_server import RedisServer
+from holdfast.log.refusals import Full
 from holdfast.log.subscription import Limits, Subscription, decode
 
 logger = logging.getLogger(__name__)
@@ -196,6 +197,9 @@ class RedisLog:
         self._seen[name] = max(seen, epoch), renewed or seen_renewal
         return None if is_held else Lease(name=name, holder=holder, epoch=epoch)
 
+    def newest_epoch(self, name: str) -> int:
+        return self._seen.get(name, (0, ""))[0]
+
     async def candidate(self, name: str) -> str:
         holder: Any = await self._call(lambda: self._redis.get(self._keys.candidate(name)))
         return "" if holder is None else holder.decode(errors="replace")
@@ -310,9 +314,9 @@ class RedisLog:
         await self._call(self._redis.ping, delays_s=())
 
     async def risks(self) -> Sequence[durability.Risk]:
-        """Describe how this Redis can lose data."""
-        memory: Any = await self._call(lambda: self._redis.info("memory"))
-        return tuple(durability.risks(await self.server.persistence(), memory))
+        """Describe why this Redis refuses writes, or can lose data."""
+        info: Any = await self._call(self._redis.info)
+        return tuple(durability.risks(info))
 
     async def aclose(self) -> None:
         await self._connection.aclose()

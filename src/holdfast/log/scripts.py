@@ -15,6 +15,9 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently. Within the second
 # of the last election that clock is not enough, so a new epoch is above all that the requester has seen, too.
+#
+# A Redis that has lost data and refuses writes refuses the DEL, too, which deletes nothing. While nobody can take the lease,
+# the time must not pass for which it is left to the supervisor that knows most.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 local renewed = string.match(redis.call('GET', KEYS[4]) or '', '^%S+') or '0'
@@ -32,7 +35,10 @@ if held then
   return epoch
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-if last < tonumber(ARGV[4]) or tonumber(renewed) < tonumber(ARGV[5]) then return '' end
+if last < tonumber(ARGV[4]) or tonumber(renewed) < tonumber(ARGV[5]) then
+  redis.call('DEL', KEYS[1])
+  return ''
+end
 local epoch = string.format('%.0f', math.max(last + 1, tonumber(ARGV[6]) + 1, tonumber(redis.call('TIME')[1])))
 redis.call('SET', KEYS[2], epoch)
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])

@@ -167,6 +167,9 @@ class Streams:
         held.until_s = self._clock() + ttl_s
         return held.lease
 
+    def newest_epoch(self, name: str) -> int:
+        return self._epochs.get(name, 0)
+
     def candidate(self, name: str) -> str:
         holder, until_s = self._candidates.get(name, ("", 0.0))
         return holder if self._clock() < until_s else ""

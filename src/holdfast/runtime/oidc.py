@@ -213,10 +213,17 @@ def _verified(token: str, rules: OidcRules, keys: IssuerKeys, now: float) -> dic
     try:
         demanded.validate(claims)
     except ExpiredTokenError:
-        raise InvalidToken("it has expired") from None
+        ago_s = max(0, int(now) - int(claims["exp"]))
+        raise InvalidToken(f"it has expired, {ago_s} s ago by the clock of this supervisor") from None
     except MissingClaimError as error:
         raise InvalidToken(f"it lacks a claim ({error})") from None
     except InvalidClaimError as error:
+        value = claims.get(error.claim)
+        if error.claim in ("nbf", "iat") and isinstance(value, int | float) and value > now:
+            raise InvalidToken(
+                f"it begins to be valid in {value - now:.0f} s ({error.claim}) by the clock of this supervisor, which may "
+                f"differ by {LEEWAY_S} s from that of the issuer: correct the clock that is wrong"
+            ) from None
         wants = {"iss": rules.issuer, "aud": " or ".join(rules.audiences)}.get(error.claim, "")
         raise InvalidToken(f"its claim {error.claim} is not valid{f': it must be {wants}' if wants else ''}") from None
     _require_bearer(claims, rules)

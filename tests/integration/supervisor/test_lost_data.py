@@ -9,6 +9,7 @@ import anyio
 import pytest
 from eventlogs import FLEET, redis_log
 from redis import asyncio as aioredis
+from servers import RedisServer
 from supervising import (
     PlayedAgent,
     Running,
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.anyio
 
 # The lease of a process that did not run for some seconds does not expire, and its loss is noticed soon.
 WATCHFUL = LeaseTimes(ttl_s=30.0, renew_s=0.3, retry_s=0.05, margin_s=0.2)
+# The term ends, and asks again, well before its lease expires, which could not be released.
+UNRELEASED = LeaseTimes(ttl_s=4.0, renew_s=0.3, retry_s=0.05, margin_s=3.0)
 BRIEF = LeaseTimes(ttl_s=1.5, renew_s=0.3, retry_s=0.05, margin_s=0.2)
 
 
@@ -155,11 +158,51 @@ async def test_older_data_does_not_undo_what_was_done(
             async with redis.pipeline(transaction=True) as at_once:
                 at_once.flushall()
                 for key, value in older.items():
-                    if value is not None and b":lease:" not in key:
+                    if value is not None and b":lease:" not in key and b":candidate:" not in key:
                         at_once.restore(key, 0, value)
                 await at_once.execute()
             assert await leads_since(both, epoch) is leader
             await confirmed(leader, "gpt")
+            assert orders(agents) == before, "a healthy job got orders"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_failover_to_an_empty_redis_that_refuses_writes_at_first(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    """The leader cannot release its lease, finds it again, and must not take it for that of another leader."""
+    async with aioredis.Redis.from_url(own_server.url) as redis, anyio.create_task_group() as tasks:
+        both = [
+            await start_supervisor(tasks, tmp_path / name, redis_log(own_server.url), name=name, times=UNRELEASED)
+            for name in ("a", "b")
+        ]
+
+        async def both_are_refused() -> bool:
+            for each in both:
+                async with each.client() as client:
+                    if "NOREPLICAS" not in (await client.get("/healthz")).text:
+                        return False
+            return True
+
+        async def nobody_leads() -> bool:
+            return not await redis.exists(Keys(FLEET).lease("supervisor"))
+
+        async with played_agents(tasks, ["n1", "n2"], [each.control for each in both]) as agents:
+            await both[0].post("/v1/jobs", job_body())
+            await until_phase(both[0], "gpt", "running")
+            before = orders(agents)
+            await redis.config_set("min-replicas-to-write", 1)
+            await wait_until_async(nobody_leads, description="the lease to expire", timeout_s=60)
+            await wait_until_async(both_are_refused, description="both to be refused", timeout_s=60)
+            async with redis.pipeline(transaction=False) as at_once:
+                at_once.config_set("min-replicas-to-write", 0)
+                at_once.flushall()
+                at_once.config_set("min-replicas-to-write", 1)
+                await at_once.execute()
+            await wait_until_async(both_are_refused, description="both to be refused again", timeout_s=60)
+            await redis.config_set("min-replicas-to-write", 0)
+            await leads_since(both, 0)
+            await confirmed(both[0], "gpt")
             assert orders(agents) == before, "a healthy job got orders"
         tasks.cancel_scope.cancel()
 

@@ -15,10 +15,11 @@ import redis
 
 from holdfast.cli import doctor
 from holdfast.cli.claim import PID_FILE, SOCKET_PATH_BYTES_MAX, Claim
-from holdfast.cli.preflight import redis_risks, redis_version, require_ports, without_password
+from holdfast.cli.preflight import redis_risks, redis_version, require_ports
 from holdfast.cli.processes import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
+from holdfast.log.durability import without_password
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_redis_that_answers(redis_url: str) -> None:
 
 
 def test_a_redis_that_does_not(taken: int) -> None:
-    with pytest.raises(Unavailable, match=r"--redis-url: no Redis answers at redis://127\.0\.0\.1:1 .*omit the option"):
+    with pytest.raises(Unavailable, match=r"^--redis-url: Redis at redis://127\.0\.0\.1:1 does not answer .*; check"):
         redis_version("redis://127.0.0.1:1")
 
 
@@ -174,6 +175,21 @@ def test_a_redis_that_refuses_the_password_is_not_taken_for_absent(redis_url: st
 
 def test_a_redis_that_does_not_say_is_not_taken_for_safe() -> None:
     assert "does not show" in durability.risk({})
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"role": "slave"}, "it is a replica, and refuses writes"),
+        ({"aof_last_write_status": "err"}, "its last write to its append-only file failed"),
+        ({"rdb_last_bgsave_status": "err"}, "its last snapshot failed"),
+    ],
+)
+def test_a_redis_that_refuses_writes_is_named_without_a_supervisor(said: dict[str, str], found: str) -> None:
+    sound = {"role": "master", "aof_enabled": 1, "aof_last_write_status": "ok", "rdb_last_bgsave_status": "ok"}
+    assert [*durability.risks(sound)] == []
+    [risk] = durability.risks({**sound, **said})
+    assert risk.found.startswith(found)
 
 
 def test_a_sentinel_is_no_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli import incidents, jobs, nodes, tables
+from holdfast.domain.errors import InvalidSpec
 
 NASTY = "[/] job.yaml:100: [red] :smile:"
 
@@ -118,6 +119,48 @@ def test_watching_on_a_pipe_prints_what_changes(screen: io.StringIO, monkeypatch
     monkeypatch.setattr(tables, "WATCH_S", 0.0)
     tables.watch(rows, ("name",))
     assert screen.getvalue().split() == ["name", "a", "name", "b"]
+
+
+def test_watching_says_that_there_are_more_rows_than_it_shows(
+    screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    for count in (tables.WATCHED_ROWS_MAX, tables.WATCHED_ROWS_MAX + 1):
+        tables.watch(lambda count=count: iter({"name": f"n{n}"} for n in range(count)), ("name",))  # type: ignore[misc]
+    assert screen.getvalue().count(f"the first {tables.WATCHED_ROWS_MAX} of more") == 1
+    assert screen.getvalue().count("n199") == 2
+    assert "n200" not in screen.getvalue()
+
+
+ROWS: list[dict[str, Any]] = [
+    {"node": "n1", "state": "lost", "job": "gpt", "connected": False},
+    {"node": "n2", "state": "active", "job": "gpt", "connected": True},
+    {"node": "n3", "state": "lost", "job": None, "connected": False},
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "left"),
+    [
+        ([], ["n1", "n2", "n3"]),
+        (["state=lost"], ["n1", "n3"]),
+        (["state=lost", "job=gpt"], ["n1"]),
+        (["job="], ["n3"]),
+        (["connected=yes"], ["n2"]),
+        (["state=los"], []),
+    ],
+)
+def test_rows_are_selected_by_what_lists_show(where: list[str], left: list[str]) -> None:
+    assert [row["node"] for row in tables.selected(ROWS, where)] == left
+
+
+@pytest.mark.parametrize("condition", ["lost", "colour=red", "=lost", ""])
+def test_a_condition_that_names_no_field_is_an_error(condition: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"--where: .*FIELD=VALUE; fields: node, state, job, connected"):
+        list(tables.selected(ROWS, [condition]))
 
 
 def test_a_column_that_no_row_uses_is_left_out(screen: io.StringIO) -> None:

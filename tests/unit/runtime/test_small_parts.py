@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.runtime import logs, telemetry
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ready import announce
-from holdfast.runtime.refusal_log import RefusalLog
+from holdfast.runtime.refusal_log import RefusalLog, Repeats
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -125,6 +125,14 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> N
 
 
 # ---------------------------------------------------------------- refusals
+
+
+def test_reasons_that_alternate_are_logged_once_each_until_their_time() -> None:
+    now = [0.0]
+    repeats = Repeats(30.0, clock=lambda: now[0])
+    assert [repeats.is_due(reason) for reason in ("a", "b", "a", "b")] == [True, True, False, False]
+    now[0] = 30.0
+    assert [repeats.is_due(reason) for reason in ("b", "b", "a")] == [True, False, True]
 
 
 def test_refusals_that_every_agent_gets_are_one_line_a_minute_and_others_one_for_each_host() -> None:

@@ -316,6 +316,8 @@ async def test_no_leader_yet(api: Any) -> None:
     api.picture = None
     answer = await api.http.get("/v1/jobs")
     assert "no supervisor" in problem(answer, 503)["detail"]
+    api.backend.trouble = lambda: "Redis does not serve now: READONLY"  # says more than that there is no state
+    assert problem(await api.http.get(answer.request.url), 503)["detail"] == api.backend.trouble()
     assert answer.headers["retry-after"] == "1"
 
 

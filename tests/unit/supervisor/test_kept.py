@@ -62,6 +62,14 @@ def test_who_knows_more_takes_an_empty_redis_first() -> None:
     assert "no supervisor has them in memory" in text
 
 
+def test_a_lease_that_outlives_its_term_is_not_that_of_another_leader() -> None:
+    kept = led()
+    assert kept.is_of(MINE.epoch)
+    assert not kept.is_of(MINE.epoch + 1)
+    kept.another_leads()
+    assert not kept.is_of(MINE.epoch)
+
+
 def test_older_data_that_nobody_can_complete_is_reported() -> None:
     kept = led()
     kept.another_leads()

@@ -26,12 +26,13 @@ from holdfast import plugins
 from holdfast.cli.agent import AGENT_DIRECTORY, MEMORY_DIRECTORY
 from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi, Untrusted, default_url
-from holdfast.cli.preflight import redis_risks, redis_version, without_password
+from holdfast.cli.preflight import redis_risks, redis_version
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.hosts import is_loopback
 from holdfast.domain.words import plural
+from holdfast.log.durability import without_password
 from holdfast.plugins import Group
 from holdfast.runtime.api_certificate import API_CERT
 from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of, read_pem
@@ -148,7 +149,8 @@ def _redis() -> Iterator[Check]:
             shown += f", version {redis_version(url)}"
             risks = redis_risks(url)
         except HoldfastError as error:
-            yield Check("Redis", "problem", shown, str(error).removeprefix("--redis-url: "))
+            found, _, advice = str(error).removeprefix("--redis-url: ").partition("; ")
+            yield Check("Redis", "problem", found, advice)
         else:
             for risk in risks:
                 yield Check("Redis", "problem", f"{shown}; {risk.found}", risk.advice)

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.log import durability
-from holdfast.log.durability import Risk
+from holdfast.log.durability import Risk, without_password
 from holdfast.log.protocol import Usage
 
 REDIS_TIMEOUT_S = 3.0
@@ -58,7 +58,7 @@ def redis_version(url: str) -> str:
     Raises `InvalidSpec` if `url` is not a Redis URL, `Unavailable` if no server answers, `HoldfastError` if it is too old.
     """
     shown = without_password(url)
-    server = _redis_info(url, "server")
+    server = _redis_info(url)
     durability.require_data(server, f"--redis-url: {shown}")
     version = str(server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
@@ -68,41 +68,26 @@ def redis_version(url: str) -> str:
 
 
 def redis_risks(url: str) -> list[Risk]:
-    """Describe how the server at `url` can lose data, and whether its memory is nearly full. Raises as `redis_version` does."""
-    memory = _redis_info(url, "memory")
-    found = [*durability.risks(_redis_info(url, "persistence"), memory)]
-    usage = Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
+    """Describe why the server at `url` refuses writes, how it can lose data, and whether its memory is nearly full. Raises as
+    `redis_version` does."""
+    info = _redis_info(url)
+    found = [*durability.risks(info)]
+    usage = Usage(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0)))
     if crowded := durability.crowded(usage):
         found.append(Risk(crowded, durability.ROOM_ADVICE))
     return found
 
 
-def _redis_info(url: str, section: str) -> dict[str, Any]:
+def _redis_info(url: str) -> dict[str, Any]:
     import redis  # takes 0.1 s, and most commands do not need it
 
-    shown = without_password(url)
-    try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S)
-        client.connection_pool.make_connection()  # not opened; raises TypeError for an option that is not known
-    except (ValueError, TypeError) as error:
-        raise InvalidSpec("--redis-url", shown, durability.URL_FORMS) from error
-    with client:
+    from holdfast.log import redis_url, refusals
+
+    timeouts = {"socket_connect_timeout": REDIS_TIMEOUT_S, "socket_timeout": REDIS_TIMEOUT_S}
+    with redis_url.opened(redis.Redis, "--redis-url", url, **timeouts) as client:
         try:
-            info: dict[str, Any] = client.info(section)
-        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
-            raise Unavailable(
-                f"--redis-url: Redis at {shown} refuses the credentials ({error}); {durability.CREDENTIALS_ADVICE}"
-            ) from error
+            info: dict[str, Any] = client.info()
         except (redis.RedisError, OSError) as error:
-            raise Unavailable(
-                f"--redis-url: no Redis answers at {shown} ({error}); start one, or omit the option to use an embedded one"
-            ) from error
+            found = refusals.failure(without_password(url), error, redis_url.password_file_of(client))
+            raise type(found)(f"--redis-url: {found}") from error
     return info
-
-
-def without_password(url: str) -> str:
-    """Return the URL without its password, for messages."""
-    scheme, separator, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    user = credentials.partition(":")[0]
-    return f"{scheme}{separator}{user + ':***@' if at else ''}{place}" if separator else "***"

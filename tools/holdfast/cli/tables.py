@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.completion import names
 from holdfast.cli.listing import EMPTY, Fields, Listing, screen
 from holdfast.cli.local_runs import api_url
+from holdfast.domain.errors import InvalidSpec
 
 WATCH_S = 0.5
 WATCHED_ROWS_MAX = 200
@@ -45,6 +46,12 @@ STATE_STYLE = {
 
 Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Where = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FIELD=VALUE", help="Only rows with this value, such as state=lost. Repeated: with all of them."
+    ),
+]
 
 Name = Annotated[str, typer.Argument(help="Name, as `list` shows it.", autocompletion=names)]
 
@@ -140,9 +147,10 @@ def look_at(
     """Add the commands `list`, `show NAME` and `watch` to `app`."""
 
     @app.command("list", help="List all.")
-    def list_all(api: Api = "", as_json: AsJson = False) -> None:
+    def list_all(where: Where = [], api: Api = "", as_json: AsJson = False) -> None:  # noqa: B006 (not changed)
         with Client(api or api_url()) as client:
-            show_list(rows(client), columns, as_json, empty)
+            none = "none of them" if where else empty
+            show_list(selected(rows(client), where), columns, as_json, none)
 
     @app.command("show", help="Show one, with all details.")
     def show_named(name: Name, api: Api = "", as_json: AsJson = False) -> None:
@@ -150,28 +158,43 @@ def look_at(
             show(row(client, name), as_json)
 
     @app.command("watch", help="Show the list and update it until Ctrl-C.")
-    def watch_all(api: Api = "") -> None:
+    def watch_all(where: Where = [], api: Api = "") -> None:  # noqa: B006 (not changed)
         with Client(api or api_url()) as client:
-            watch(lambda: rows(client), columns)
+            watch(lambda: selected(rows(client), where), columns)
+
+
+def selected(rows: Iterable[Row], where: Sequence[str]) -> Iterator[Row]:
+    """The rows whose fields have these values, as lists show them. Raises `InvalidSpec` for a condition that names no field."""
+    wanted = [(condition, *condition.partition("=")) for condition in where]
+    for row in rows:
+        for condition, field, separator, _ in wanted:
+            if not separator or field not in row:
+                raise InvalidSpec("--where", condition, f"FIELD=VALUE; fields: {', '.join(row)}")
+        if all(markup(text(row[field], field)).plain == (value or EMPTY) for _, field, _, value in wanted):
+            yield row
 
 
 def watch(rows: Callable[[], Iterable[Row]], columns: Sequence[str]) -> None:
     """Show the table and update it until Ctrl-C; on a pipe, print it after each change."""
 
-    def first() -> list[Row]:
-        return list(islice(rows(), WATCHED_ROWS_MAX))
+    def first() -> tuple[list[Row], str]:
+        found = list(islice(rows(), WATCHED_ROWS_MAX + 1))
+        return found[:WATCHED_ROWS_MAX], f"the first {WATCHED_ROWS_MAX} of more" if found[WATCHED_ROWS_MAX:] else ""
+
+    def listing(rows: Iterable[Row], title: str) -> Listing:
+        return table(rows, columns, title)
 
     try:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(table(first(), columns), refresh=True)
+                    live.update(listing(*first()), refresh=True)
                     time.sleep(WATCH_S)
-        shown: list[Row] | None = None
+        shown: tuple[list[Row], str] | None = None
         while True:
             if (now := first()) != shown:
                 shown = now
-                console.print(table(now, columns))
+                console.print(listing(*now))
             time.sleep(WATCH_S)
     except KeyboardInterrupt:
         return

@@ -131,9 +131,8 @@ class Backend:
         picture = await self._look()
         if picture is None:
             leader = await self.history.leader()
-            raise NotLeading(
-                "no supervisor has become the leader yet; ask again in a second", leader.api if leader else ""
-            )
+            waiting = "no supervisor has become the leader yet; ask again in a second"
+            raise NotLeading(self.trouble() or waiting, leader.api if leader else "")
         return picture
 
     @property

@@ -19,13 +19,14 @@ from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import Lease, LostData
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.refusal_log import Repeats
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.leader.kept import Kept
 from holdfast.supervisor.leader.term import Parts, Term
 from holdfast.supervisor.picture import Picture, Standby
 
 CAMPAIGN_S = 0.2  # how often a standby requests the lease
-SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time while its reason stays the same
+SAY_AGAIN_S = 30.0  # the warning about a missing lease is repeated after this time with the same reason
 RELEASE_TIMEOUT_S = 0.5
 
 log = structlog.get_logger("holdfast.supervisor.leader.campaign")
@@ -109,7 +110,7 @@ class Leader:
         """Wait for the lease. Returns it with the loop's time just before the request."""
         holder = holder_name(self._parts.supervisor, self._parts.api)
         waiting = False
-        logged, logged_at_s = "", 0.0
+        repeats = Repeats(SAY_AGAIN_S, anyio.current_time)
         ttl_s = self._parts.times.ttl_s
         lost_since_s: float | None = None
         while True:
@@ -124,17 +125,17 @@ class Leader:
                 elif lost_since_s is None:
                     self._kept.lost, lost_since_s = True, asked_at_s
                 self._trouble = str(error)
-                if str(error) != logged or asked_at_s - logged_at_s >= SAY_AGAIN_S:
+                if repeats.is_due(str(error)):
                     log.warning("no lease", reason=str(error))
-                    logged, logged_at_s = str(error), asked_at_s
             else:
                 if lease is not None:
                     return lease, asked_at_s
-                self._kept.another_leads()
                 self._trouble, lost_since_s = "", None
-                if not waiting:
-                    log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
-                    waiting = True
+                if not self._kept.is_of(self._log.newest_epoch(LEADER_LEASE)):
+                    self._kept.another_leads()
+                    if not waiting:
+                        log.info("standby", supervisor=self._parts.supervisor, reason="another supervisor leads")
+                        waiting = True
             await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
 
     async def _lead(self, lease: Lease, asked_at_s: float) -> None:

@@ -35,6 +35,10 @@ class Kept:
         """A term has ended. `state`: its last committed one; `now_s`: the loop's time."""
         self._state, self._left_at_s = state, now_s
 
+    def is_of(self, epoch: int) -> bool:
+        """Whether this is the state of the newest term. Its lease outlives it if Redis refuses the release."""
+        return self._state is not None and self._state.epoch >= epoch
+
     def another_leads(self) -> None:
         self.led, self.lost, self._state = True, False, None
 

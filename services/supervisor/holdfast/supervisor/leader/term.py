@@ -26,6 +26,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.garbage import collect_at_rest
+from holdfast.runtime.refusal_log import Repeats
 from holdfast.runtime.service import guarded
 from holdfast.runtime.steady_clock import SteadyClock
 from holdfast.supervisor import protocol
@@ -191,6 +192,7 @@ class Term:
         times = self._parts.times
         good_until_s = self._leased_at_s + times.ttl_s - times.margin_s
         pause_s = times.renew_s
+        repeats = Repeats(times.ttl_s, anyio.current_time)
         while True:
             await anyio.sleep(min(pause_s, max(0.0, good_until_s - anyio.current_time())))
             asked_at_s = anyio.current_time()
@@ -199,7 +201,8 @@ class Term:
                 try:
                     held = await self._log.renew(self._lease, times.ttl_s, self._time_to_record())
                 except Unavailable as error:
-                    log.warning("the lease is not renewed", reason=str(error))
+                    if repeats.is_due(str(error)):
+                        log.warning("the lease is not renewed", reason=str(error))
             if held is False:
                 raise LeaseLost(f"the lease of epoch {self._lease.epoch} was lost")
             if held:
