@@ -109,6 +109,7 @@ def encode_welcome(
             starts_in_beats=True,
             shard_runs=True,
             first_steps_in_beats=True,
+            shard_shapes=True,
         )
     )
 
@@ -216,11 +217,9 @@ _REPORTS = _codecs(
         WorkersChanged: {"instead": {"workers": _WORKERS}},
     },
 )
-_INVENTORY_IN_RUNS = Codec(
-    Inventory,
-    pb.Inventory,
-    "inventory",
-    instead={"shards": Instead("columns", report_columns.decode_shards, report_columns.encode_shard_runs)},
+_INVENTORY_IN_RUNS, _INVENTORY_IN_BLOCKS = (
+    Codec(Inventory, pb.Inventory, "inventory", instead={"shards": Instead("columns", report_columns.decode_shards, form)})
+    for form in (report_columns.encode_shard_runs, report_columns.encode_shard_blocks)
 )
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
@@ -326,11 +325,19 @@ def decode_reports(raw: bytes) -> list[Reported]:
 
 
 def encode_report(
-    report: Report, seq: int, traceparent: str = "", *, columns: bool = False, runs: bool = False
+    report: Report,
+    seq: int,
+    traceparent: str = "",
+    *,
+    columns: bool = False,
+    runs: bool = False,
+    blocks: bool = False,
 ) -> pb.AgentMessage:
     """Encode a report with number `seq` (from 1, per incarnation). `columns`: the supervisor accepts shards and workers in
-    columns. `runs`: also shards in runs."""
-    codec = _INVENTORY_IN_RUNS if columns and runs and isinstance(report, Inventory) else _REPORTS[type(report)]
+    columns. `runs`: also shards in runs. `blocks`: also in blocks."""
+    codec = _REPORTS[type(report)]
+    if columns and isinstance(report, Inventory):
+        codec = _INVENTORY_IN_BLOCKS if blocks else _INVENTORY_IN_RUNS if runs else codec
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     getattr(message, codec.label).CopyFrom(codec.encode(report, compact=columns))
     return message
