@@ -8,10 +8,11 @@ inventory. A repeated difference no longer applies and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.domain.runs import ShardRun, Shards, shard_runs
+from holdfast.domain.runs import PlaceRun, ShardRun, Shards, place_runs, shard_runs
 
 _Place = tuple[int, int, int, str]  # attempt, step, rank, tier
 
@@ -35,20 +36,34 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from `held`, the shards of the report that `difference` applies to. `stored` is set only if it
     has changed."""
-    gone = {(place.key.attempt, place.key.step, place.tier) for place in difference.gone}
-    concerned = gone | {_step_in(run) for run in shard_runs(difference.shards)}
+    gone, added = place_runs(difference.gone), shard_runs(difference.shards)
+    concerned = {_step_in(run) for run in chain(gone, added)}
     stays: list[ShardRun] = []
-    others: list[ShardRun] = []
+    left: list[ShardRun] = []  # of the steps and tiers that change
     for run in shard_runs(held):
-        (others if _step_in(run) in concerned else stays).append(run)
-    places = _by_place(Shards(others))
-    for place in difference.gone:
-        places.pop(_place(place.key, place.tier), None)
-    places |= _by_place(difference.shards)
-    return Inventory(difference.job, Shards((*stays, *shard_runs(places.values()))), difference.stored)
+        if _step_in(run) not in concerned:
+            stays.append(run)
+        elif not any(_covers(each, run) for each in gone):  # nearly always, all ranks of a run leave together
+            left.append(run)
+    if left:
+        places = _by_place(Shards(left))
+        remaining = {
+            place: record for place, record in places.items() if not any(_contains(each, place) for each in gone)
+        }
+        added = shard_runs((remaining | _by_place(difference.shards)).values())
+    return Inventory(difference.job, Shards((*stays, *added)), difference.stored)
 
 
-def _step_in(run: ShardRun) -> tuple[int, int, str]:
+def _covers(gone: PlaceRun, run: ShardRun) -> bool:
+    return _step_in(gone) == _step_in(run) and gone.rank <= run.rank and run.end <= gone.end
+
+
+def _contains(gone: PlaceRun, place: _Place) -> bool:
+    attempt, step, rank, tier = place
+    return _step_in(gone) == (attempt, step, tier) and gone.rank <= rank < gone.end
+
+
+def _step_in(run: ShardRun | PlaceRun) -> tuple[int, int, str]:
     return run.attempt, run.step, run.tier
 
 

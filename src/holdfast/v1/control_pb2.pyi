@@ -852,20 +852,22 @@ class RanksFinished(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("job", "shards", "stored", "base", "gone", "columns")
+    __slots__ = ("job", "shards", "stored", "base", "gone", "columns", "gone_runs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    GONE_RUNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
     stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
     base: int
     gone: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardPlace]
     columns: _types_pb2.ShardColumns
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ..., columns: _Optional[_Union[_types_pb2.ShardColumns, _Mapping]] = ...) -> None: ...
+    gone_runs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaceRun]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ..., columns: _Optional[_Union[_types_pb2.ShardColumns, _Mapping]] = ..., gone_runs: _Optional[_Iterable[_Union[_types_pb2.PlaceRun, _Mapping]]] = ...) -> None: ...
 
 class Tested(_message.Message):
     __slots__ = ("preflight",)

@@ -173,6 +173,20 @@ class ShardPlace(_message.Message):
     tier: Tier
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
+class PlaceRun(_message.Message):
+    __slots__ = ("attempt", "step", "tier", "rank", "width")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    tier: Tier
+    rank: int
+    width: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., rank: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+
 class StoredStep(_message.Message):
     __slots__ = ("attempt", "step", "mesh", "sharded", "damage")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,7 @@ _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _FIRST_STEPS_RECORDED = Codec(FirstStepsRecorded, pb.FirstStepsRecorded, "first_steps_recorded")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
+_GONE = Instead("gone_runs", report_columns.decode_places)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
 MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
 
@@ -213,13 +214,19 @@ _REPORTS = _codecs(
         },
         RanksStepping: {"renamed": {"phases_s": "phases"}, "times": ["at"]},
         RanksFinished: {"times": ["at"]},
-        Inventory: {"instead": {"shards": _SHARDS}},
+        Inventory: {"instead": {"shards": _SHARDS, "gone": _GONE}},
         WorkersChanged: {"instead": {"workers": _WORKERS}},
     },
 )
 _INVENTORY_IN_RUNS, _INVENTORY_IN_BLOCKS = (
-    Codec(Inventory, pb.Inventory, "inventory", instead={"shards": Instead("columns", report_columns.decode_shards, form)})
-    for form in (report_columns.encode_shard_runs, report_columns.encode_shard_blocks)
+    Codec(Inventory, pb.Inventory, "inventory", instead={"shards": shards, "gone": gone})
+    for shards, gone in (
+        (_SHARDS._replace(encode=report_columns.encode_shard_runs), _GONE),
+        (
+            _SHARDS._replace(encode=report_columns.encode_shard_blocks),
+            _GONE._replace(encode=report_columns.encode_places),
+        ),
+    )
 )
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 

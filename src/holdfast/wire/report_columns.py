@@ -12,10 +12,21 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from holdfast.domain.errors import MalformedMessage
-from holdfast.domain.generations import ShardRecord
+from holdfast.domain.generations import ShardPlace, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, shard_runs, short
+from holdfast.domain.runs import (
+    PlaceRun,
+    Places,
+    ShardRun,
+    Shards,
+    WorkerRun,
+    Workers,
+    full,
+    place_runs,
+    shard_runs,
+    short,
+)
 from holdfast.v1 import control_pb2, types_pb2
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh, parse
 
@@ -173,7 +184,9 @@ def _decode_blocks(message: types_pb2.ShardColumns) -> Shards:
     shape = _known_shape(raw) if len(raw) <= SHAPE_BYTES_MAX else _shape_of(raw)
     ranks, owners, digests, roots = message.ranks[:], message.owners[:], message.digests[:], message.roots[:]
     if not len(ranks) == len(owners) == len(digests) == len(roots):
-        raise MalformedMessage("shards", f"{len(owners)} owners, {len(digests)} digests, {len(roots)} roots for {len(ranks)}")
+        raise MalformedMessage(
+            "shards", f"{len(owners)} owners, {len(digests)} digests, {len(roots)} roots for {len(ranks)}"
+        )
     runs: list[ShardRun] = []
     for place, attempt, step, mesh, tier, width, sizes in shape:
         if place >= len(ranks):
@@ -186,8 +199,8 @@ def _decode_blocks(message: types_pb2.ShardColumns) -> Shards:
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards, in rows, in runs or in blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root with a
-    comma, and for an invalid mesh or tier."""
+    """Decode shards, in rows, in runs or in blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
+    with a comma, and for an invalid mesh or tier."""
     if message.shape:
         return _decode_blocks(message)
     if message.runs:
@@ -229,6 +242,24 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
             for begin, end in _runs(ranks, columns)
         ]
     )
+
+
+def encode_places(places: Iterable[ShardPlace]) -> list[types_pb2.PlaceRun]:
+    return [
+        types_pb2.PlaceRun(attempt=run.attempt, step=run.step, tier=TIER_WIRE[run.tier], rank=run.rank, width=run.width)
+        for run in place_runs(places)
+    ]
+
+
+def decode_places(message: Iterable[types_pb2.PlaceRun]) -> Places:
+    """Decode places. Raises `MalformedMessage` for an unknown tier, and for a run without ranks."""
+    runs = []
+    for each in message:
+        if each.tier not in TIER_NAME or not each.width:
+            problem = f"the run of rank {each.rank} has no ranks or a tier that is not known ({', '.join(TIER_WIRE)})"
+            raise MalformedMessage("inventory.gone_runs", problem)
+        runs.append(PlaceRun(each.attempt, each.step, TIER_NAME[each.tier], each.rank, each.width))
+    return Places(runs)
 
 
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:
