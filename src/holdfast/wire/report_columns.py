@@ -199,7 +199,7 @@ def _decode_blocks(message: types_pb2.ShardColumns) -> Shards:
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards, in rows, in runs or in blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
+    """Decode shards, in rows, runs or blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
     with a comma, and for an invalid mesh or tier."""
     if message.shape:
         return _decode_blocks(message)
