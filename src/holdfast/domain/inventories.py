@@ -8,7 +8,6 @@ inventory. A repeated difference no longer applies and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
@@ -37,7 +36,7 @@ def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from `held`, the shards of the report that `difference` applies to. `stored` is set only if it
     has changed."""
     gone, added = place_runs(difference.gone), shard_runs(difference.shards)
-    concerned = {_step_in(run) for run in chain(gone, added)}
+    concerned = {_step_in(run) for run in gone} | {_step_in(run) for run in added}
     stays: list[ShardRun] = []
     left: list[ShardRun] = []  # of the steps and tiers that change
     for run in shard_runs(held):
