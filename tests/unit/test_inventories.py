@@ -102,7 +102,7 @@ def test_equal_shapes_are_decoded_once() -> None:
     assert one.sizes is other.sizes
 
 
-def spoiled(**fields: object) -> ShardColumns:
+def spoiled(**fields: Any) -> ShardColumns:
     """An inventory in blocks with these fields of its columns replaced."""
     message = encode_report(holding(1), 1, columns=True, blocks=True).inventory.columns
     for name in fields:
@@ -111,7 +111,7 @@ def spoiled(**fields: object) -> ShardColumns:
     return message
 
 
-def shape(**run: int) -> bytes:
+def shape(**run: Any) -> bytes:
     known: dict[str, Any] = {"tier": Tier.TIER_DISK, "width": 4, "sizes": [1]}
     return ShardShape(meshes=[{"dims": [{"name": "dp", "size": 4}]}], runs=[known | run]).SerializeToString()
 

@@ -182,8 +182,9 @@ class Session:
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                forms = {"columns": self._columns, "runs": self._runs, "blocks": self._blocks}
-                await write(call, encode_report(numbered.report, numbered.seq, **forms))
+                columns, runs, blocks = self._columns, self._runs, self._blocks
+                message = encode_report(numbered.report, numbered.seq, columns=columns, runs=runs, blocks=blocks)
+                await write(call, message)
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
