@@ -92,6 +92,14 @@ def test_ranks_of_a_run_may_leave_or_change_alone() -> None:
     assert len(made) == 7
 
 
+def test_a_difference_of_many_runs_is_applied_in_time() -> None:
+    """A node decides what it reports: comparing each run with each other one would take hours."""
+    ranks = range(0, 100_000, 2)
+    held = Shards(shard_runs([record(1, rank) for rank in ranks]))
+    gone = Places([PlaceRun(1, 1, "disk", rank, 1) for rank in reversed(ranks[1:])])
+    assert changed(held, Inventory(JOB, base=7, gone=gone)).shards == (record(1, 0),)
+
+
 def test_equal_shapes_are_decoded_once() -> None:
     def of(node: str, first: int) -> Inventory:
         return Inventory(JOB, tuple(replace(record(3, first + rank), owner=node) for rank in range(4)))
@@ -120,6 +128,7 @@ def shape(**run: Any) -> bytes:
     ("wrong", "problem"),
     [
         ({"shape": b"\xff"}, "ShardShape"),
+        ({"shape": shape() * 3}, "more than 2 runs share a block"),
         ({"shape": shape(block=1)}, "1 is not a place among 1 blocks"),
         ({"shape": shape(mesh=1)}, "a mesh or a tier"),
         ({"shape": shape(tier=99)}, "a mesh or a tier"),

@@ -7,13 +7,17 @@ inventory. A repeated difference no longer applies and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.runs import PlaceRun, ShardRun, Shards, place_runs, shard_runs
 
 _Place = tuple[int, int, int, str]  # attempt, step, rank, tier
+_Step = tuple[int, int, str]  # attempt, step, tier
 
 
 def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
@@ -35,34 +39,44 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from `held`, the shards of the report that `difference` applies to. `stored` is set only if it
     has changed."""
-    gone, added = place_runs(difference.gone), shard_runs(difference.shards)
-    concerned = {_step_in(run) for run in gone} | {_step_in(run) for run in added}
+    gone, added = _ranges(place_runs(difference.gone)), shard_runs(difference.shards)
+    concerned = gone.keys() | {_step_in(run) for run in added}
     stays: list[ShardRun] = []
     left: list[ShardRun] = []  # of the steps and tiers that change
     for run in shard_runs(held):
-        if _step_in(run) not in concerned:
+        if (at := _step_in(run)) not in concerned:
             stays.append(run)
-        elif not any(_covers(each, run) for each in gone):  # nearly always, all ranks of a run leave together
+        elif run.end > _range_from(gone.get(at, ()), run.rank).stop:  # seldom: all ranks of a run leave together
             left.append(run)
     if left:
         places = _by_place(Shards(left))
-        remaining = {
-            place: record for place, record in places.items() if not any(_contains(each, place) for each in gone)
-        }
-        added = shard_runs((remaining | _by_place(difference.shards)).values())
+        for place in list(places):
+            attempt, step, rank, tier = place
+            if rank in _range_from(gone.get((attempt, step, tier), ()), rank):
+                del places[place]
+        added = shard_runs((places | _by_place(difference.shards)).values())
     return Inventory(difference.job, Shards((*stays, *added)), difference.stored)
 
 
-def _covers(gone: PlaceRun, run: ShardRun) -> bool:
-    return _step_in(gone) == _step_in(run) and gone.rank <= run.rank and run.end <= gone.end
+def _ranges(runs: Iterable[PlaceRun]) -> dict[_Step, list[range]]:
+    """The ranks of the runs by step and tier, in order and without overlaps: any number of runs is searched quickly."""
+    found: dict[_Step, list[range]] = defaultdict(list)
+    for run in sorted(runs):
+        ranges = found[_step_in(run)]
+        if ranges and run.rank <= ranges[-1].stop:
+            ranges[-1] = range(ranges[-1].start, max(ranges[-1].stop, run.end))
+        else:
+            ranges.append(range(run.rank, run.end))
+    return found
 
 
-def _contains(gone: PlaceRun, place: _Place) -> bool:
-    attempt, step, rank, tier = place
-    return _step_in(gone) == (attempt, step, tier) and gone.rank <= rank < gone.end
+def _range_from(ranges: Sequence[range], rank: int) -> range:
+    """The last range that begins at `rank` or before; empty if none does."""
+    place = bisect_right(ranges, rank, key=attrgetter("start"))
+    return ranges[place - 1] if place else range(0)
 
 
-def _step_in(run: ShardRun | PlaceRun) -> tuple[int, int, str]:
+def _step_in(run: ShardRun | PlaceRun) -> _Step:
     return run.attempt, run.step, run.tier
 
 

@@ -7,6 +7,7 @@ A column has one entry for each row, or a single entry that applies to all rows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -134,7 +135,12 @@ def encode_shard_blocks(records: Sequence[ShardRecord]) -> types_pb2.ShardColumn
         runs = shard_runs(records)
     except ValueError:
         return encode_shards(records)
-    blocks = [(run.rank, run.owner, run.digests, run.roots) for run in runs]
+    blocks: list[tuple[Any, ...]] = []
+    times: Counter[tuple[Any, ...]] = Counter()
+    for run in runs:
+        block = (run.rank, run.owner, run.digests, run.roots, run.attempt, run.step)
+        times[*block, run.tier] += 1  # more than 1: two shards in one place
+        blocks.append((*block, times[*block, run.tier]))
     places = {block: place for place, block in enumerate(dict.fromkeys(blocks))}
     meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(run.mesh for run in runs))}
     shape = types_pb2.ShardShape(
@@ -152,7 +158,7 @@ def encode_shard_blocks(records: Sequence[ShardRecord]) -> types_pb2.ShardColumn
             for run, block in zip(runs, blocks, strict=True)
         ],
     )
-    ranks, owners, digests, roots = zip(*places, strict=True)
+    ranks, owners, digests, roots, *_ = zip(*places, strict=True)
     return types_pb2.ShardColumns(
         shape=shape.SerializeToString(deterministic=True), ranks=ranks, owners=owners, digests=digests, roots=roots
     )
@@ -172,10 +178,13 @@ def _shape_of(raw: bytes) -> tuple[_ShapedRun, ...]:
             raise MalformedMessage("shards.shape", f"a run has {len(each.sizes)} sizes for {each.width} ranks")
         mesh, tier = meshes[each.mesh], TIER_NAME[each.tier]
         runs.append((each.block, each.attempt, each.step, mesh, tier, each.width, tuple(each.sizes)))
+    if any(count > len(TIER_WIRE) for count in Counter(place for place, *_ in runs).values()):
+        # The supervisor stores a block with each of its runs: a small report must not make it store gigabytes.
+        raise MalformedMessage("shards.shape", f"more than {len(TIER_WIRE)} runs share a block")
     return tuple(runs)
 
 
-SHAPES_MAX, SHAPE_BYTES_MAX = 1024, 4096  # cached shapes, and the largest of them
+SHAPES_MAX, SHAPE_BYTES_MAX = 256, 4096  # cached shapes, and the largest of them
 _known_shape = lru_cache(SHAPES_MAX)(_shape_of)
 
 
