@@ -57,8 +57,8 @@ from holdfast.wire.control import (
 from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
-START_TIMEOUT_S = 40.0  # the template imports torch, on a machine that others use too
-ANSWER_TIMEOUT_S = 60.0  # before it answers Prepare, an agent may have to make a template twice
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 120.0  # before it answers Prepare, an agent may have to make a template twice
 
 R = TypeVar("R", bound=Report)
 S = TypeVar("S", bound=NodeSignal)

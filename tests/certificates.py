@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from waiting import TIMEOUT_S
 
 from holdfast.runtime.tls import Tls
 
@@ -56,7 +57,7 @@ def _sign(leaf: Path, ca: Path, san: Path, days: int = 30) -> Path:
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=TIMEOUT_S)
 
 
 def issue_at(folder: Path, leaf: str, *, names: Sequence[str], begins_in_days: float, days: float) -> Path:

@@ -15,6 +15,7 @@ import pod_security
 import pytest
 import yaml
 from kube_schemas import Manifest
+from waiting import TIMEOUT_S
 
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.supervisor.settings import SupervisorSettings
@@ -98,7 +99,7 @@ def rendered(*templates: str, chart: Path = CHART, **kubernetes: Any) -> str:
     shown = [f"--show-only=templates/{name}" for name in templates]
     values = [f"--set=kubernetes.{name}={str(value).lower()}" for name, value in kubernetes.items()]
     command = ["helm", "template", RELEASE, str(chart), "--namespace", NAMESPACE, *shown, *values]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
 
 
 NEWER: Mapping[str, str] = {  # what Kubernetes 1.20 does not have → what it has

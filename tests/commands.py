@@ -19,7 +19,7 @@ from waiting import wait_until
 from warm_processes import COMMANDS, STACK, warm
 
 MEMORY = Path("/dev/shm")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

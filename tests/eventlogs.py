@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import anyio
 from redis import asyncio as aioredis
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.log.keys import Keys
 from holdfast.log.memory import MemoryLog
@@ -140,7 +140,7 @@ class Reader:
         )
 
     async def batch(self) -> list[Delivery]:
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT_S):
             return await anext(self._batches)
 
     async def take(self, count: int, *, timeout_s: float = 20.0) -> list[Delivery]:
@@ -176,7 +176,7 @@ async def read_all(log: FencedLog, stream: str) -> list[str]:
 
 async def drain_until(log: FencedLog, reader: Reader, stream: str, count: int) -> list[str]:
     """Keep reading, without acknowledging, until `stream` holds `count` entries: how poison meets its end."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(TIMEOUT_S):
         while len(found := await read_all(log, stream)) < count:
             await reader.batch()
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import redis
 from ports import port_of, reserve_port
 from servers import ENV_BINARY
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.log.embedded import server_binary
 from holdfast.runtime.children import tied
@@ -36,7 +36,7 @@ def without_server(directory: Path, fleet: str, *options: str, faults: str = "no
     (programs / "redis-server").chmod(0o755)
     environment = _environment(directory, fleet, faults, programs)
     command = ["sh", str(SCRIPT), *options]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 @contextmanager
@@ -66,11 +66,11 @@ def started(directory: Path, fleet: str, *, faults: str = "no") -> Iterator[int]
                 except redis.ConnectionError:
                     return False
 
-            wait_until(answers, description="an answer of Redis", timeout_s=30)
+            wait_until(answers, description="an answer of Redis")
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(TIMEOUT_S)
         reserved.close()
 
 

@@ -105,7 +105,7 @@ class Node:
             else:
                 process = warm("holdfast.replicator").start([], Path.cwd(), env, log.fileno(), log.fileno())
         self._process = process
-        wait_until(lambda: ready.exists() or process.poll() is not None, description="ready", timeout_s=60)
+        wait_until(lambda: ready.exists() or process.poll() is not None, description="ready")
         assert ready.exists(), self.log
         self.endpoint = json.loads(ready.read_text())["endpoint"]
         self._channel = grpc.insecure_channel(f"unix:{self.root / 'rpc.sock'}")
@@ -140,7 +140,7 @@ class Node:
         if self._channel is not None:
             self._channel.close()
         process.send_signal(how)
-        return process.wait(timeout=60)
+        return process.wait(timeout=TIMEOUT_S)
 
     # ------------------------------------------------------------ the agent's side
 

@@ -36,7 +36,7 @@ MODES: tuple[Mode, ...] = ("auto", "own", "containers")
 
 # Names another redis-server binary to test with, for instance of a newer version.
 ENV_BINARY = "HOLDFAST_TEST_REDIS_SERVER"
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5
 MEMORY = "3g"
 PAGE_OBJECTS = 3  # so that a test need not store a thousand to see a second page

@@ -22,7 +22,7 @@ from typing import Any
 
 from warm_processes import run_script
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

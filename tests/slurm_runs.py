@@ -124,7 +124,6 @@ class Run:
             wait_until(
                 lambda: node not in self.nodes_with_ranks(),
                 description=f"{node} to have no ranks",
-                timeout_s=90,
                 poll_s=0.2,
             )
         except AssertionError as error:

@@ -18,7 +18,7 @@ from holdfast.train.standalone.directory import Directory
 from holdfast.train.standalone.start import Start, Starter
 
 T = TypeVar("T")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 NBYTES = 4096
 
 

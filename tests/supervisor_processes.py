@@ -45,7 +45,7 @@ async def supervisor(directory: Path, redis_url: str, **settings: str) -> AsyncI
     }
     process = spawn(log, environment)
     try:
-        await wait_until_async(ready.exists, description=f"{directory.name} to serve", timeout_s=60)
+        await wait_until_async(ready.exists, description=f"{directory.name} to serve")
         endpoints = json.loads(ready.read_text())
         yield Supervisor(process, Running(endpoints["control"], endpoints["api"], anyio.CancelScope()), log)
     finally:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ports import port_of, reserve_port
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 from warm_processes import SCRIPTS, WarmProcess, warm
 
 from holdfast.domain import worker
@@ -34,7 +34,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.shards import peek
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 
 class Workers:
@@ -135,13 +135,13 @@ class Workers:
 
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
-        self._processes[rank].wait(10)
+        self._processes[rank].wait(TIMEOUT_S)
 
     def end(self) -> None:
         """SIGKILL whoever is left, as an agent does before the next generation."""
         for process in self._processes:
             process.kill()
-            process.wait(10)
+            process.wait(TIMEOUT_S)
 
     def finish(self) -> list[int]:
         """Wait for every rank; their exit codes."""
@@ -173,7 +173,7 @@ class _Listener:
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"", str(self.path))
-        self._thread.join(10)
+        self._thread.join(TIMEOUT_S)
         self._socket.close()
 
 

@@ -19,8 +19,8 @@ from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 
-START_TIMEOUT_S = 90.0
-STEP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+STEP_TIMEOUT_S = 120.0
 GLOBAL_BATCH = 12
 PACED = Path(__file__).parent / "paced_train.py"
 ENDED = ("completed", "failed", "stopped")

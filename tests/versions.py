@@ -164,7 +164,6 @@ class MixedFleet(Cluster):
         wait_until(
             lambda: self.versions().get(node) == version.name,
             description=f"the agent of {node} with version {version.name}",
-            timeout_s=90,
         )
 
     def _is_restarting(self, node: str) -> bool:

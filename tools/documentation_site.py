@@ -49,9 +49,8 @@ def place_of(path: str) -> str:
         return path.removeprefix("docs/")
     if (ROOT / path).is_dir():
         return f"{FILES}/{path}/index.md"
-    shown = (
-        path.replace("/.", "/dot-") if "/" in path else re.sub(r"^\.", "dot-", path)
-    )  # hidden files are left out of a site
+    # hidden files are left out of a site
+    shown = path.replace("/.", "/dot-") if "/" in path else re.sub(r"^\.", "dot-", path)
     return f"{FILES}/{shown}" if path.endswith(".md") else f"{FILES}/{shown}.md"
 
 

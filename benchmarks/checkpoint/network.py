@@ -29,6 +29,7 @@ from benchmarks.checkpoint.replicators import ATTEMPT, Replicator
 from benchmarks.checkpoint.results import OURS, Measured, TrialFailed
 from benchmarks.checkpoint.saves import save_once
 from benchmarks.checkpoint.scratch import Scratch
+from benchmarks.ports import free_port
 from holdfast.domain.generations import ShardKey, ShardRecord
 
 PIECE_BYTES = 1 << 20
@@ -119,7 +120,7 @@ def has_iperf3() -> bool:
 
 def iperf3(nbytes: int) -> float:
     """Return iperf3's own measurement of received bytes. Uses pieces of 1 MiB, which are faster than its default."""
-    port = _free_port()
+    port = free_port()
     with subprocess.Popen(
         ["iperf3", "-s", "-1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
@@ -159,13 +160,6 @@ def bare_socket(nbytes: int) -> float:
             duration_s = time.perf_counter() - began
         sender.join()
     return received / duration_s / 1e9
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_for_listener(port: int, server: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import numpy as np
 
 from benchmarks.detection import actions, causes, fleet, hang, hang_gloo, healthy, numerical, storm, stragglers, xid
 from benchmarks.detection.score import Score, progress
+from holdfast.runtime.files import write_whole
 
 Suite = Callable[[Path, np.random.Generator], Score]
 
@@ -85,9 +85,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "detection.json"
     report = {"seed": seed, "data": str(options.data), "suites": results}
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
     print(f"\nwritten to {path}")
 
 

@@ -72,9 +72,8 @@ class Fleet:
     state: State = field(default_factory=State)
     engine: Engine = field(default_factory=lambda: Engine(detectors.standard(_catalogue())))
     found: list[Finding] = field(default_factory=list)
-    decided: list[Incident] = field(
-        default_factory=list
-    )  # incidents as they were when an action was decided for them, in order
+    # incidents as they were when an action was decided for them, in order
+    decided: list[Incident] = field(default_factory=list)
     resets: list[str] = field(default_factory=list)  # nodes, in order
     boots: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # violations of rules that must always hold

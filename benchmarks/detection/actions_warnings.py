@@ -80,15 +80,19 @@ def _readings(**columns: int) -> Callable[[Fleet], None]:
     return drive
 
 
-def _growing(**per_s: float) -> Callable[[Fleet], None]:
-    """Send GPU counters that grow for twenty minutes."""
+def _rising(send: Callable[[Fleet, Mapping[str, int]], None], **per_s: float) -> Callable[[Fleet], None]:
+    """Send counters that grow for twenty minutes."""
 
     def drive(fleet: Fleet) -> None:
         for second in range(0, 1200, 15):
             fleet.now += 15.0
-            _gpu(fleet, **{name: int(rate * second) for name, rate in per_s.items()})
+            send(fleet, {name: int(rate * second) for name, rate in per_s.items()})
 
     return drive
+
+
+def _growing(**per_s: float) -> Callable[[Fleet], None]:
+    return _rising(lambda fleet, counters: _gpu(fleet, **counters), **per_s)
 
 
 def _port(fleet: Fleet, state: str = "ACTIVE", counters: Mapping[str, int] = _NO_COUNTS) -> None:
@@ -117,14 +121,7 @@ def _port_gone(fleet: Fleet) -> None:
 
 
 def _counting(**per_s: float) -> Callable[[Fleet], None]:
-    """Send counters of a port that grow for twenty minutes."""
-
-    def drive(fleet: Fleet) -> None:
-        for second in range(0, 1200, 15):
-            fleet.now += 15.0
-            _port(fleet, counters={name: int(rate * second) for name, rate in per_s.items()})
-
-    return drive
+    return _rising(lambda fleet, counters: _port(fleet, counters=counters), **per_s)
 
 
 def _one_more(counter: str) -> Callable[[Fleet], None]:
@@ -136,7 +133,7 @@ def _one_more(counter: str) -> Callable[[Fleet], None]:
     return drive
 
 
-def _host(seconds: float = 0.0, **changes: object) -> Callable[[Fleet], None]:
+def _host(**changes: object) -> Callable[[Fleet], None]:
     def drive(fleet: Fleet) -> None:
         sample = HostSample(NODE, fleet.now, 1.0, 8, 1, 100)
         fleet.see(dataclasses.replace(sample, **changes))  # type: ignore[arg-type]
@@ -203,11 +200,10 @@ def _steps(
     local_norm: Sequence[float] = (1.0, 1.0, 1.0),
     tokens: Sequence[int] = (100, 100, 100),
     silent: Sequence[str] = (),
-    first: int | None = None,
 ) -> None:
     """Let every rank finish `count` steps, each as long as the slowest rank needs."""
     duration_s = max(own_s) + wait_s
-    first = fleet.job.progress.step + 1 if first is None else first
+    first = fleet.job.progress.step + 1
     for step in range(first, first + count):
         fleet.now += duration_s
         fleet.see(*(NodeBeat(node, fleet.now) for node in fleet.state.nodes if node not in fleet.nodes()))

@@ -146,14 +146,12 @@ class Fleet:
             started = GenerationStarted(node, self.now, f"job{job}", number, mesh, (rank,), _QUIET)
             self.found += self.engine.fold(started, self.now).findings
 
-    def crash(self, i: int, error: WorkerError | None, signal: int | None, *, echo: bool = True) -> None:
+    def crash(self, i: int, error: WorkerError) -> None:
         """Let the rank on node `i` fail, let the others fail after it, and restart the job."""
         job, rank = divmod(i, _PER_JOB)
-        ranks = [rank, *([r for r in range(_PER_JOB) if r != rank] if echo else [])]
+        ranks = [rank, *(r for r in range(_PER_JOB) if r != rank)]
         number = self.generations[job]
         for each in ranks:
-            own = each == rank
-            code = None if own and signal is not None else 1
             self.tell(
                 WorkerExited(
                     f"n{job * _PER_JOB + each}",
@@ -162,11 +160,11 @@ class Fleet:
                     number,
                     each,
                     100 + each,
-                    code,
-                    signal if own else None,
+                    1,
+                    None,
                     50,
                     False,
-                    error if own else _COLLECTIVE,
+                    error if each == rank else _COLLECTIVE,
                 )
             )
         self.after(10.0, lambda: self.start(job))
@@ -223,13 +221,13 @@ def _cause(fleet: Fleet, fault: Fault) -> None:
             fleet.tell(xid_line(node, at, gpu, 79))
             for other in range(GPUS):  # the driver reports the action for every GPU of the node
                 fleet.tell(xid_line(node, at + 0.01, other, 154))
-            fleet.after(2.0, lambda: fleet.crash(i, _DEVICE, None))
+            fleet.after(2.0, lambda: fleet.crash(i, _DEVICE))
         case "hbm":
             fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([48, 94, 95, 64]))))
-            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE, None))
+            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE))
         case "gsp_or_sram":
             fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([119, 120, 140]))))
-            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE, None))
+            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE))
         case "switch_or_cable":
             for k in range(6):
                 fleet.after(60.0 * k, lambda: fleet.tell(port_sample(node, fleet.now, "DOWN")))
@@ -275,7 +273,7 @@ def _bug(fleet: Fleet, i: int) -> None:
     if fleet.rng.random() < 0.5:
         fleet.tell(xid_line(f"n{i}", fleet.now, 0, int(fleet.rng.choice([13, 31, 43, 45]))))
     error = WorkerError("ValueError", "bad batch", (f"train.py:{fleet.rng.integers(1000)} step",))
-    fleet.after(0.5, lambda: fleet.crash(i, error, None))
+    fleet.after(0.5, lambda: fleet.crash(i, error))
 
 
 def _redial(fleet: Fleet, i: int) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 from benchmarks.ingest import core, one_job, trial
 from benchmarks.ingest.fleet import GPUS
 from benchmarks.ingest.trial import Outcome
+from holdfast.runtime.files import write_whole
 
 PARTS = ("core", "job", "fleet", "largest", "twice")
 TRIES_MAX = 5  # trials of the search for the largest fleet
@@ -71,9 +71,7 @@ def main() -> None:
             report |= _fleets(options.nodes, wanted, budget.of(run))
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "ingest.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(report, indent=1) + "\n").encode())
     print(f"\nwritten to {path}")
 
 

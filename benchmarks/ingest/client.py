@@ -60,9 +60,8 @@ class Sent:
     late: int = 0  # ticks that were sent more than a second late, due to this process or to flow control
     bare: int = 0  # ticks without telemetry, which an agent sends while too many are unacknowledged
     acks: int = 0
-    written_at: dict[str, float] = field(
-        default_factory=dict
-    )  # node → time at which gRPC accepted its report of a broken GPU
+    # node → time at which gRPC accepted its report of a broken GPU
+    written_at: dict[str, float] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)  # node → reason of the early end of its stream
     cpu_s: float = 0.0
 

@@ -22,8 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,8 @@ def _launchers(only: list[str] | None) -> dict[str, Start]:
 
 
 def _trial(start: Start, layout: Layout, *, kill_node: bool) -> tuple[float, dict[str, float]]:
-    with _directory() as out, ExitStack() as cleanup:
+    with tempfile.TemporaryDirectory(prefix="hfb-") as name, ExitStack() as cleanup:
+        out = Path(name)
         running = start(layout, out, ["--out", str(out)], cleanup)
         before = wait_for_start(out, WARM_STEPS)
         victim = before[RANKS - 1].pid
@@ -165,12 +165,6 @@ def _phases(running: Running, killed_at: float, seconds: float) -> dict[str, flo
         "start": killed_at + seconds - marks["prepared"],
         "fault_dated": marks["fault"] - killed_at,
     }
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="hfb-") as name:
-        yield Path(name)
 
 
 # ---------------------------------------------------------------- the cost while nothing happens

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.ports import free_port
 from holdfast.cli.client import Client
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.run import wait_for_nodes
@@ -126,7 +127,7 @@ class TorchElastic:
 def _elastic(command: Sequence[str], environment: dict[str, str], *, spare_waits: bool, script: Path = SCRIPT) -> Start:
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
         running = TorchElastic(
-            command, environment, layout, out, script_arguments, _free_port(), spare_waits, [], script
+            command, environment, layout, out, script_arguments, free_port(), spare_waits, [], script
         )
         cleanup.callback(running.end)
         running.start_agent()
@@ -170,15 +171,14 @@ class HoldfastRunning:
         return all(incident["state"] == "resolved" for incident in self.client.incidents(self.job))
 
     def marks(self) -> dict[str, float]:
-        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["fault_at"])
-        if not incidents:
-            return {}
-        last: dict[str, Any] = incidents[-1]
+        last = self._last_incident()
         return {name: at for name in MARKS if (at := last.get(f"{name}_at")) is not None}
 
     def parts(self) -> dict[str, float]:
-        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["fault_at"])
-        return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
+        return dict(self._last_incident().get("phases_s") or {})
+
+    def _last_incident(self) -> dict[str, Any]:
+        return max(self.client.incidents(self.job), key=lambda incident: incident["fault_at"], default={})
 
 
 def holdfast(script: Path = SCRIPT, preload: Sequence[str] = (), user: str = "", *, tls: bool = False) -> Start:
@@ -236,13 +236,6 @@ def _certificate(directory: Path) -> Mapping[str, str]:
 def _parent(pid: int) -> int:
     """Parent's pid, from /proc/PID/stat: the fourth field, after a command name that may hold anything."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -34,9 +34,8 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
-        self._other: dict[
-            socket.socket, tuple[socket.socket, bool]
-        ] = {}  # socket → (the other side, whether that is the client)
+        # socket → (the other side, whether that is the client)
+        self._other: dict[socket.socket, tuple[socket.socket, bool]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay-{self.port}", daemon=True)
         self._thread.start()

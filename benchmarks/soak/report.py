@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.runtime.documents import written_between
+
 # Rows of the table in docs/architecture.md: failed part → the kinds of fault that are counted.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "diagnostics": ("diagnostics_kill", "diagnostics_all_kill"),
@@ -154,11 +156,7 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def with_table(page: str, table: str) -> str:
     """Return the page with `table` between its marks. Raises `ValueError` if the page has no marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} … {END}")
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return written_between(page, BEGIN, END, f"{table}\n")
 
 
 def table_of(page: str) -> list[str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,11 +25,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
 
+from benchmarks.ports import free_port
 from benchmarks.soak import network
 from benchmarks.soak.clock import Clocks, Unbuildable
 from benchmarks.soak.relay import Relay
@@ -89,9 +88,7 @@ class Rig:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _prepare(self) -> None:
@@ -130,9 +127,9 @@ class Rig:
         host, port = "127.0.0.1", int(self._redis.url.rsplit(":", 1)[1].split("/")[0])
         self.relays = {name: Relay((host, port)) for name in (*DIAGNOSTICS, *SUPERVISORS)}
         for name in DIAGNOSTICS:
-            self._ports[name] = {"listen": _free_port(self.host)}
+            self._ports[name] = {"listen": free_port(self.host)}
         for name in SUPERVISORS:
-            self._ports[name] = {"control": _free_port(self.host), "api": _free_port("127.0.0.1")}
+            self._ports[name] = {"control": free_port(self.host), "api": free_port()}
         for name in (*DIAGNOSTICS, *SUPERVISORS):
             self.start(name)
         for name in self.node_names:
@@ -360,13 +357,6 @@ class Rig:
                     os.environ.pop(key)
                 else:
                     os.environ[key] = value
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _empty(directory: Path) -> None:

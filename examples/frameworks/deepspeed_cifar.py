@@ -50,9 +50,8 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     args = parser.parse_args()
 
-    if (
-        not torch.cuda.is_available()
-    ):  # the kernel for reductions on CPUs is built at the first start, which takes minutes
+    # the kernel for reductions on CPUs is built at the first start, which takes minutes
+    if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()
     made = torch.Generator().manual_seed(1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sysconfig
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="divide the optimizer's state over the replicas (ZeRO 1)"
     )
+    parser.add_argument("--step-s-min", type=float, default=0.0, help="seconds per step at least, as of a larger model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--log-every", type=int, default=10, help="steps between printed losses")
@@ -167,6 +169,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     log = LossLog(args.out, args.log_every, step) if speaks else None
     while step < args.steps:
         with run.step(step) as s:
+            step_until_s = time.monotonic() + args.step_s_min
             with run.data_wait():
                 samples = [text[indices[:, None] * config.seq + window].long() for indices in next(data)]
                 samples = [sample.to(run.device) for sample in samples]
@@ -180,6 +183,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
                     shared.exchange()
             if pipeline.is_last:
                 s.log(loss=loss_of_all, tokens=sum(x[:, 1:].numel() for x in samples))
+            time.sleep(max(0.0, step_until_s - time.monotonic()))
         step += 1
         if log is not None:
             log(step, loss_of_all)

@@ -8,12 +8,11 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 import scaling_train
 import yaml
 from commands import Shell
 from training import Cluster, cluster
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 JOB = "suspended"
 LEAVING = {"HOLDFAST_TERMINATION_GRACE_S": "20", "HOLDFAST_HANDOVER_S": "1"}
@@ -39,7 +38,6 @@ def _gone(process: psutil.Process) -> bool:
     return not tasks.exists() or len(list(tasks.iterdir())) < 2
 
 
-@pytest.mark.timeout(300)
 def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_are_back(tmp_path: Path) -> None:
     out, body = tmp_path / "out", tmp_path / "job.yaml"
     body.write_text(
@@ -58,12 +56,10 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
     with cluster(tmp_path / "stack", nodes=2, environment=LEAVING) as run:
         shell = Shell(tmp_path, run.stack.for_commands)
         with shell.start("run", str(body)) as launcher:
-            wait_until(
-                lambda: JOB in {job["name"] for job in run.client.jobs()}, description="the submission", timeout_s=60.0
-            )
+            wait_until(lambda: JOB in {job["name"] for job in run.client.jobs()}, description="the submission")
             run.wait_step(JOB, 10)
             agents = _sigterm(run)
-            said, err = launcher.communicate(timeout=60)
+            said, err = launcher.communicate(timeout=TIMEOUT_S)
         assert launcher.returncode == 75, said + err
         job = run.client.job(JOB)
         assert (job["phase"], job["suspended"]["durable"]) == ("suspended", True), job
@@ -73,7 +69,7 @@ def test_the_launcher_ends_with_75_and_the_job_goes_on_where_it_was_when_nodes_a
         assert f"checkpoint at step {step} is in: memory of 2 ranks, disk of 2 ranks" in " ".join(said.split())
         assert [each["kind"] for each in run.client.incidents(JOB)] == ["maintenance"]
         for agent in agents:
-            wait_until(lambda each=agent: _gone(each), description="the agents to end", timeout_s=60.0)  # type: ignore[misc]
+            wait_until(lambda each=agent: _gone(each), description="the agents to end")  # type: ignore[misc]
         before = len(_steps(out))
 
         for node in run.stack.node_names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from training import cluster
 
 # What torch.utils.cpp_extension does around a build, without a compiler. The first builder is killed in it.
@@ -29,7 +28,6 @@ dist.barrier()
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_killed_in_a_build_does_not_block_the_next_start(tmp_path: Path) -> None:
     script = tmp_path / "build.py"
     script.write_text(SCRIPT)

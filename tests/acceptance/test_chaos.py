@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from training import Cluster, cluster, gpt_job
 from waiting import wait_until
 
-from holdfast.domain.errors import Conflict
+from holdfast.domain.errors import Conflict, Unavailable
 
 TIMEOUT_S = 200.0
 
@@ -30,6 +32,23 @@ def begin(run: Cluster, *options: str) -> subprocess.Popen[str]:
     )
 
 
+def interrupted_when(condition: Callable[[], bool], process: subprocess.Popen[str], run: Cluster) -> str:
+    """Interrupts the command when the condition holds. Returns what the command has printed."""
+
+    def holds() -> bool:
+        run.stack.tend()  # as `holdfast up` does: whatever has ended is started again
+        assert process.poll() is None, process.communicate()[0]
+        with suppress(Unavailable):
+            return condition()
+        return False
+
+    wait_until(holds, description="the last fault", timeout_s=TIMEOUT_S)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, text
+    return text
+
+
 def job(out: Path, *, chaos: bool) -> dict[str, Any]:
     return {**gpt_job("gpt", out, dp=2, pp=1, steps=1_000_000, min_dp=1), "chaos": chaos}
 
@@ -42,29 +61,29 @@ def test_a_schedule_of_faults_is_survived_and_every_fault_has_its_row(tmp_path: 
         run.client.submit(job(tmp_path / "out", chaos=True))
         run.wait_step("gpt", 10)
         mix = ("--mix", "crash=2,hang=1,xid=1", "--seed", "338")
-        process = begin(run, "--every", "4s", "--for", "24s", "--lasting", "30s", *mix, "--out", str(report))
-        text, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, text
+        process = begin(run, "--every", "4s", "--for", "1h", "--lasting", "30s", *mix, "--out", str(report))
+        # The fourth comes when the job has survived the third, however long that takes.
+        text = interrupted_when(lambda: len(list(run.client.incidents("gpt"))) > 3, process, run)
         last = run.client.job("gpt")
-        run.wait_step("gpt", last["step"] + 10)
+        run.wait_step("gpt", (last["step"] or 0) + 10)
         incidents = {incident["id"]: incident for incident in run.client.incidents("gpt")}
     written = json.loads(report.read_text())
-    faults = written["faults"]
-    assert (written["job"], written["seed"], written["ended_by"]) == ("gpt", 338, "the time is over")
-    assert {fault["kind"] for fault in faults} == {"crash", "hang", "xid"}, text
+    faults = written["faults"][:3]  # the next one may be open when the command is interrupted
+    assert (written["job"], written["seed"], written["ended_by"]) == ("gpt", 338, "interrupted")
+    assert [fault["kind"] for fault in faults] == ["crash", "hang", "xid"], text
     found_as = {"crash": "worker_crash", "hang": "hang", "xid": "gpu_error"}
     for number, fault in enumerate(faults, 1):
         incident = incidents[fault["incident"]]
         assert fault["outcome"] == "survived", fault
         assert fault["found_as"] == found_as[fault["kind"]] == incident["kind"]
-        assert 0 <= fault["found_after_s"] < fault["steps_after_s"] < 30
+        assert 0 <= fault["found_after_s"] < fault["steps_after_s"] < TIMEOUT_S
         assert incident["rank"] in (fault["rank"], None)
         assert f"{number}. {fault['kind']} of rank {fault['rank']} on {fault['node']}" in text
     assert len({fault["incident"] for fault in faults}) == len(faults)
-    assert written["counts"] == {"survived": len(faults)}
+    assert sum(written["counts"].values()) == len(written["faults"])
+    assert written["counts"]["survived"] >= len(faults)
 
 
-@pytest.mark.timeout(300)
 def test_a_job_that_does_not_allow_it_is_refused_at_every_door_and_keeps_running(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
         run.client.submit(job(tmp_path / "out", chaos=False))
@@ -81,7 +100,6 @@ def test_a_job_that_does_not_allow_it_is_refused_at_every_door_and_keeps_running
         assert list(run.client.incidents("gpt")) == []
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
@@ -95,7 +113,7 @@ def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> 
             seen.update(pid for pid in pids if psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             return bool(seen)
 
-        wait_until(a_rank_is_stopped_now_and_then, description="a rank that is stopped", timeout_s=30)
+        wait_until(a_rank_is_stopped_now_and_then, description="a rank that is stopped")
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=TIMEOUT_S)
         slowed = psutil.Process(seen.pop())
@@ -105,7 +123,7 @@ def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> 
         def ended() -> bool:
             return any("injected fault ended" in path.read_text() for path in log.glob("*/agent.log"))
 
-        wait_until(ended, description="the end of the slow rank", timeout_s=60)
+        wait_until(ended, description="the end of the slow rank")
         assert slowed.is_running()
         assert slowed.status() != psutil.STATUS_STOPPED
         run.wait_step("gpt", run.client.job("gpt")["step"] + 10)
@@ -113,7 +131,6 @@ def test_a_slow_rank_ends_by_itself_when_the_command_is_gone(tmp_path: Path) -> 
         assert run.client.job("gpt")["generation"] == 1, "a slow rank interrupts nothing"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_ctrl_c_ends_it_with_the_table(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
@@ -131,7 +148,6 @@ def test_ctrl_c_ends_it_with_the_table(tmp_path: Path) -> None:
         assert run.client.job("gpt")["generation"] == generation, "no further fault"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
@@ -148,7 +164,6 @@ def test_a_lost_node_is_its_agents_own_end(tmp_path: Path) -> None:
     assert (fault["found_as"], fault["action"], fault["outcome"]) == ("node_lost", "scale_down", "survived")
 
 
-@pytest.mark.timeout(300)
 def test_a_flipped_bit_is_in_a_stored_shard_and_the_run_goes_on(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=2) as run:
         run.client.submit(job(tmp_path / "out", chaos=True))
@@ -173,26 +188,22 @@ def test_the_control_plane_is_killed_under_a_job_that_steps_on(tmp_path: Path) -
     with cluster(tmp_path / "stack", nodes=2, environment=allowed) as run:
         run.client.submit(job(tmp_path / "out", chaos=True))
         run.wait_step("gpt", 10)
-        pids = run.stack.service_pids()
-        mix = ("--mix", "leader_kill=1,redis_kill=1", "--seed", "8")  # one of each
-        process = begin(run, "--every", "6s", "--for", "20s", *mix, "--out", str(report))
+        mix = ("--mix", "leader_kill=1,redis_kill=1", "--seed", "18")  # Redis, the leader, and the leader once more
+        process = begin(run, "--every", "6s", "--for", "1h", *mix, "--out", str(report))
+        leaders = set[int]()
 
-        def over() -> bool:
-            run.stack.tend()  # as `holdfast up` does: whatever has ended is started again
-            return process.poll() is not None
+        def third_leader() -> bool:
+            leaders.add(run.stack.service_pids()["supervisor"])
+            return len(leaders) == 3 and run.client.job("gpt")["phase"] == "running"
 
-        wait_until(over, description="the end of the schedule", timeout_s=TIMEOUT_S)
-        text, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, text
+        text = interrupted_when(third_leader, process, run)
         last = run.client.job("gpt")
-        run.wait_step("gpt", last["step"] + 10)
-        assert last["generation"] == 1
+        assert run.wait_step("gpt", (last["step"] or 0) + 10)["generation"] == 1
         assert list(run.client.incidents("gpt")) == []
-        assert run.stack.service_pids()["supervisor"] != pids["supervisor"]
-    faults = json.loads(report.read_text())["faults"]
-    assert {fault["kind"] for fault in faults} == {"leader_kill", "redis_kill"}, text
+    faults = json.loads(report.read_text())["faults"][:2]
+    assert [fault["kind"] for fault in faults] == ["redis_kill", "leader_kill"], text
     for number, fault in enumerate(faults, 1):
         assert (fault["outcome"], fault["refused"], fault["incident"]) == ("survived", "", ""), fault
         assert fault["found_as"] == {"leader_kill": "new_leader", "redis_kill": "redis_restarted"}[fault["kind"]]
-        assert 0 < fault["found_after_s"] < fault["steps_after_s"] < 60
+        assert 0 < fault["found_after_s"] < fault["steps_after_s"] < TIMEOUT_S
         assert f"{number}. {fault['kind']} of the control plane at step {fault['step']}" in text

@@ -11,7 +11,6 @@ from waiting import wait_until
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_interval_is_chosen_announced_and_kept(tmp_path: Path) -> None:
     spec = gpt_job("auto", tmp_path / "out", dp=2, pp=1, steps=100_000)
     spec["checkpoint"] = {"interval_steps": "auto", "interval_min_s": 0.2, "interval_max_s": 1.0, "keep": 2}
@@ -27,7 +26,7 @@ def test_the_interval_is_chosen_announced_and_kept(tmp_path: Path) -> None:
             whole = [each["step"] for each in run.client.checkpoints("auto") if each["tiers"]["memory"] == 2]
             return len(whole) >= 2 and all(step % now == 0 for step in whole)
 
-        wait_until(both_ranks_save_at_multiples, description="whole steps at the chosen interval", timeout_s=60.0)
+        wait_until(both_ranks_save_at_multiples, description="whole steps at the chosen interval")
 
         operation = run.client.checkpoint("auto")
         assert "memory (all of 2 ranks), disk (all of 2 ranks), a peer (all of 2 ranks)" in operation["reason"]

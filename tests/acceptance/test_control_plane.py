@@ -13,8 +13,6 @@ from losses import losses
 from training import Cluster, cluster, gpt_job
 from waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 REDIS_AWAY_S = 5.0
 STEPS_MAX = 1_000_000
 
@@ -86,9 +84,7 @@ def pid_of(run: Cluster, rank: int) -> int:
 def trains_again(out: Path) -> None:
     """By what the script itself writes: who watches steps may be away."""
     written = (out / "loss.jsonl").stat().st_size
-    wait_until(
-        lambda: (out / "loss.jsonl").stat().st_size > written + 2000, description="training goes on", timeout_s=60.0
-    )
+    wait_until(lambda: (out / "loss.jsonl").stat().st_size > written + 2000, description="training goes on")
 
 
 def test_a_rank_that_dies_while_diagnostics_is_away_steps_again(run: Cluster, out: Path) -> None:

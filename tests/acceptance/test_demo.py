@@ -14,7 +14,7 @@ import pytest
 from warm_processes import STACK, warm
 
 STEPS = 360
-SHORT_STEPS = 140  # the faults need 65; while each is made, a fast machine steps on
+SHORT_STEPS = 140  # the faults need 65, and some more until each is injected
 # A stopped rank is proof: 2 s, and what a busy machine adds. Without proof it is given `floor_s`, 10 s.
 HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}

@@ -56,7 +56,6 @@ def run(shell: Shell, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     return found, result.out
 
 
-@pytest.mark.timeout(240)
 def test_a_module_and_the_environment(shell: Shell) -> None:
     (shell.directory / "more.env").write_text("FROM_FILE=a b\n")
     (shell.directory / "key").write_text("s3cr3t\n")
@@ -82,7 +81,6 @@ def test_a_module_and_the_environment(shell: Shell) -> None:
     assert not [path for path in kept if b"s3cr3t" in path.read_bytes()]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "argv"),
@@ -101,7 +99,6 @@ def test_what_is_python_starts_warm(shell: Shell, arguments: list[str], argv: st
     assert "worker template" not in out
 
 
-@pytest.mark.timeout(240)
 def test_another_program_runs_and_says_that_it_starts_cold(shell: Shell) -> None:
     reports, out = run(shell, "--no-python", "./other.sh", "--lr", os.devnull)
     for report in reports:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from losses import losses
 from traces import parents_of, root_of
@@ -20,7 +19,8 @@ from holdfast.runtime.fake_collector import FakeCollector, collecting
 from holdfast.runtime.telemetry import ENV_ENDPOINT
 
 INTERVAL_STEPS = 20  # peers keep up on a busy machine: one step has all copies
-STEPS = 240  # the run must outlast the reports of its steps, which are sent once a second
+STEPS = 160
+PAUSE_S = 0.3  # until the last fault: the run must outlast the faults, whatever is quicker
 
 
 def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: FakeCollector, ranks: int) -> None:
@@ -61,7 +61,6 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.timeout(240)
 def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with (
@@ -71,7 +70,9 @@ def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path
         run.client.submit(gpt_job("calm", calm, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS, pause_s=0))
         assert run.wait_end("calm")["phase"] == "completed"
 
-        run.client.submit(gpt_job("rough", rough, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS, pause_s=0.02))
+        run.client.submit(
+            gpt_job("rough", rough, dp=2, pp=2, steps=STEPS, interval_steps=INTERVAL_STEPS, pause_s=PAUSE_S)
+        )
         run.wait_step("rough", 8)
         saved = [run.saved_step("rough")]
         run.inject.crash("rough", 1)
@@ -89,6 +90,7 @@ def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path
         saved.append(run.saved_step("rough"))
         run.inject.crash("rough", 0)
         incidents = run.wait_resolved("rough", 3)
+        (rough / "hurry").touch()
         assert run.wait_end("rough")["phase"] == "completed"
         records = [run.client.trace(incident["id"]) for incident in incidents]
 

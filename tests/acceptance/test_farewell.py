@@ -16,7 +16,6 @@ EVERY, LAST = 10, 200
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_last_checkpoint_of_a_completed_job_is_in_its_store_and_on_its_node(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'bucket'}"
     spec = gpt_job("gpt", tmp_path / "out", dp=1, pp=1, steps=LAST, interval_steps=EVERY, pause_s=0.02)

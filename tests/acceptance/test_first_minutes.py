@@ -15,7 +15,7 @@ from commands import read_until
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from ports import NO_LOCAL_API
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 INSTALL_TIMEOUT_S = 600
@@ -140,12 +140,10 @@ def test_from_the_wheel_to_a_run_that_was_broken_stopped_and_resumed(user: User,
         try:
             user.environment["HOLDFAST_API"] = read_until(up, r"API\s+(http://\S+)")[1]
             user("holdfast", "run", "--detach", "--nnodes", "2", "mine.py")
-            wait_until(lambda: user.step_of("mine") > 50, description="steps", timeout_s=90)
+            wait_until(lambda: user.step_of("mine") > 50, description="steps")
 
             user("holdfast", "inject", "crash", "--job", "mine", "--rank", "1")
-            wait_until(
-                lambda: "resolved" in user("holdfast", "incidents", "list"), description="a restart", timeout_s=90
-            )
+            wait_until(lambda: "resolved" in user("holdfast", "incidents", "list"), description="a restart")
             found = re.search(r"\bi-[\w-]+", user("holdfast", "incidents", "list"))
             assert found
             explained = user("holdfast", "explain", found[0])
@@ -162,19 +160,15 @@ def test_from_the_wheel_to_a_run_that_was_broken_stopped_and_resumed(user: User,
                 timeout_s=60,
             )
             user("holdfast", "jobs", "resume", "mine")
-            wait_until(
-                lambda: user.begun_at("mine") not in (None, restarted_at), description="the resumed run", timeout_s=90
-            )
+            wait_until(lambda: user.begun_at("mine") not in (None, restarted_at), description="the resumed run")
             resumed_at = user.begun_at("mine")
             assert resumed_at is not None
             assert resumed_at > restarted_at, "a stop saves, and a resume goes on from there"
             (tmp_path / "empty" / "enough").touch()
-            wait_until(
-                lambda: "completed" in user("holdfast", "jobs", "show", "mine"), description="its end", timeout_s=60
-            )
+            wait_until(lambda: "completed" in user("holdfast", "jobs", "show", "mine"), description="its end")
         finally:
             up.terminate()
-            said, _ = up.communicate(timeout=60)
+            said, _ = up.communicate(timeout=TIMEOUT_S)
     assert up.returncode == 0, said
     assert "Traceback" not in said
 

@@ -29,7 +29,6 @@ def fsdp_job(name: str, out: Path, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_crash_is_bit_exact_and_a_resize_reshards(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with cluster(tmp_path / "stack", nodes=2) as run:

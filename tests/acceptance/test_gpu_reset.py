@@ -10,8 +10,6 @@ from losses import losses
 from resets import StandInGpus
 from training import Cluster, cluster, gpt_job
 
-pytestmark = pytest.mark.timeout(240)
-
 JOB = "gpt"
 STEPS_MAX = 1_000_000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import Shell, read_until, refused
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.runtime.authority import Authority
 from holdfast.runtime.enrolled import DIRECTORY, Enrolled
@@ -47,7 +47,6 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.timeout(300)
 def test_certificates_are_renewed_during_training_and_no_step_is_lost(tmp_path: Path, memory: Path) -> None:
     plain = Shell(tmp_path, {"HOLDFAST_API_TOKEN": TOKEN})
     assert plain("ca", "init", "--dir", "ca").code == 0
@@ -88,11 +87,11 @@ def test_certificates_are_renewed_during_training_and_no_step_is_lost(tmp_path: 
         with node.start("agent", *flags) as agent:
             train(command, tmp_path, head)
             agent.terminate()
-            agent.wait(60)
+            agent.wait(TIMEOUT_S)
         used = Shell(tmp_path, {"HOLDFAST_INVITE": line}, mark=plain.mark)
         refused(used("agent", "--node", "node-1", "--dir", "b"), "was used already, by node-1")
         up.terminate()
-        up.wait(60)
+        up.wait(TIMEOUT_S)
     plain.assert_nothing_runs()
 
 
@@ -105,12 +104,12 @@ def train(command: Shell, directory: Path, head: Shell) -> None:
     def connected() -> bool:
         return [each["connected"] for each in json.loads(command("nodes", "list", "--json").out or "[]")] == [True]
 
-    wait_until(connected, description="the node that has joined", timeout_s=90)
+    wait_until(connected, description="the node that has joined")
     first = serial()
     (directory / "train.py").write_text(SCRIPT)
     assert command("run", "--detach", "--name", "job", "train.py").code == 0
     steps = directory / "steps"
-    wait_until(lambda: steps.exists() and len(steps.read_text().split()) > 5, description="steps", timeout_s=90)
+    wait_until(lambda: steps.exists() and len(steps.read_text().split()) > 5, description="steps")
     wait_until(lambda: serial() != first, description="another certificate", timeout_s=3 * LIFE_S)
     second = serial()
     # a new connection: the supervisor dies, and the agent shows it the certificate that it has got meanwhile
@@ -118,13 +117,13 @@ def train(command: Shell, directory: Path, head: Shell) -> None:
     assert killed is not None
     psutil.Process(killed.pid).kill()
     wait_until(lambda: serial() not in (first, second), description="a third certificate", timeout_s=3 * LIFE_S)
-    wait_until(connected, description="the node at the new supervisor", timeout_s=60)
+    wait_until(connected, description="the node at the new supervisor")
     (directory / "finish").touch()
 
     def over() -> bool:
         return bool(json.loads(command("jobs", "show", "job", "--json").out)["phase"] == "completed")
 
-    wait_until(over, description="the end of the job", timeout_s=60)
+    wait_until(over, description="the end of the job")
     job = json.loads(command("jobs", "show", "job", "--json").out)
     assert job["generation"] == 1, job["reason"]
     assert json.loads(command("incidents", "list", "--json").out) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import pytest
 from losses import losses
 from training import Cluster, cluster, gpt_job
 
@@ -20,7 +19,6 @@ def replicator_of(run: Cluster, node: str) -> psutil.Process:
     return found
 
 
-@pytest.mark.timeout(240)
 def test_a_rank_that_dies_after_its_node_s_replicator_restores_the_newest_known_step(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with cluster(tmp_path / "stack", nodes=2) as run:

@@ -18,7 +18,6 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_job_starts_from_the_last_save_of_another_one(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'bucket'}"
     before, after = tmp_path / "before", tmp_path / "after"
@@ -49,7 +48,6 @@ def holdfast(*arguments: str) -> Result:
     return CliRunner().invoke(application(arguments[0]), arguments)
 
 
-@pytest.mark.timeout(240)
 def test_a_job_that_was_stopped_goes_on_under_its_name_as_if_it_had_never_been(tmp_path: Path) -> None:
     """Without an object store. Until somebody says what is to become of its checkpoints, nothing runs under the name."""
     calm, rough = tmp_path / "calm", tmp_path / "rough"

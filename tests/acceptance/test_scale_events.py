@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import scaling_train
 import torch
 from training import cluster
@@ -45,7 +44,6 @@ def scheduled(steps: int) -> list[float]:
     return rates
 
 
-@pytest.mark.timeout(300)
 def test_the_learning_rate_follows_the_replicas_down_and_up_and_on_resize_is_called(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with cluster(tmp_path / "stack", nodes=3) as run:
@@ -106,7 +104,6 @@ def test_the_learning_rate_follows_the_replicas_down_and_up_and_on_resize_is_cal
     assert len({each["step"] for each in stopped}) == 1
 
 
-@pytest.mark.timeout(300)
 def test_an_error_of_a_callback_is_the_scripts_error_and_names_the_callback(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(

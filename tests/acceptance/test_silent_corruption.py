@@ -68,7 +68,6 @@ def job(name: str, directory: Path, flip_at: int, pause_s: float) -> dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_flipped_bit_costs_its_node_and_leaves_no_trace(tmp_path: Path) -> None:
     with cluster(tmp_path / "stack", nodes=4) as run:
         run.client.submit(job("calm", tmp_path, -1, 0.0))

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from training import Cluster, cluster, gpt_job
 
-pytestmark = pytest.mark.timeout(240)
-
 JOB = "gpt"
 STEPS_MAX = 1_000_000
 

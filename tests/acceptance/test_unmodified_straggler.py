@@ -71,7 +71,6 @@ CAUSES: dict[str, Callable[[Cluster, int], AbstractContextManager[None]]] = {
 NOT_HERE = {"a cgroup that throttles it": throttling()}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) -> None:
     if reason := NOT_HERE.get(cause):
@@ -87,7 +86,7 @@ def test_a_slow_rank_of_a_plain_ddp_script_is_named(cause: str, tmp_path: Path) 
             run.stack.check()
             return all((tmp_path / str(rank)).stat().st_size >= HEALTHY_STEPS for rank in range(3))
 
-        wait_until(healthy_steps, description=f"{HEALTHY_STEPS} steps of each rank", timeout_s=60)
+        wait_until(healthy_steps, description=f"{HEALTHY_STEPS} steps of each rank")
         assert found(run) == [], "nobody is slow"
         with CAUSES[cause](run, int((tmp_path / f"pid-{SLOW_RANK}").read_text())):
             wait_until(lambda: bool(found(run)), description="the slow rank to be found", timeout_s=FOUND_S)

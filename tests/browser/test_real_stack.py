@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from pages import examine, opened, visit
 from playwright.sync_api import Browser, expect
 from training import STEP_TIMEOUT_S, cluster, gpt_job
@@ -13,7 +12,6 @@ from training import STEP_TIMEOUT_S, cluster, gpt_job
 from holdfast.cli.api_token import find, sign_in_link
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_worker_is_shown_from_fault_to_first_step(chromium: Browser, tmp_path: Path) -> None:
     patience_ms = STEP_TIMEOUT_S * 1000
     with cluster(tmp_path / "stack", nodes=3) as run, opened(chromium) as page:

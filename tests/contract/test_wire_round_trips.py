@@ -47,7 +47,6 @@ from holdfast.v1 import control_pb2, replicator_pb2, telemetry_pb2
 from holdfast.wire import control, events, retention, shards, telemetry
 from holdfast.wire.records import dumps, loads
 
-pytestmark = pytest.mark.timeout(60)
 quick = settings(max_examples=40, deadline=None)
 
 

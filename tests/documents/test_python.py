@@ -137,7 +137,6 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return said
 
 
-@pytest.mark.timeout(300)  # without the cache it reads torch's types
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
 def test_names_and_arguments_exist(block: Block, mistakes: dict[str, list[str]]) -> None:
     assert mistakes[block.name] == [], f"{block.page}, line {block.line}"

@@ -128,7 +128,7 @@ async def until_done(log: RedisLog, count: int) -> None:
     async def reached() -> bool:
         return await done(log) >= count
 
-    await wait_until_async(reached, description=f"{count} outputs", timeout_s=30.0)
+    await wait_until_async(reached, description=f"{count} outputs")
 
 
 async def test_a_killed_leader_is_fenced_by_its_successor(log: RedisLog, redis_url: str) -> None:

@@ -12,7 +12,7 @@ import redis
 from cutting_proxy import cutting_proxy
 from eventlogs import FLEET, GROUP, Reader, entries, entry, names, read_all, redis_log
 from servers import RedisServer
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, RedisAway, StaleEpoch, Unavailable
 from holdfast.log import subscription
@@ -129,7 +129,7 @@ async def test_a_frozen_server_is_unavailable_and_recovers(own_server: RedisServ
     await log.append("s", entry("before"))
     own_server.freeze()
     try:
-        with anyio.fail_after(30), pytest.raises(RedisAway, match="does not answer"):
+        with anyio.fail_after(TIMEOUT_S), pytest.raises(RedisAway, match="does not answer"):
             await log.append("s", entry("during"))
     finally:
         own_server.thaw()

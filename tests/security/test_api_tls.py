@@ -17,7 +17,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from supervising import Running, start_supervisor
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi, Untrusted
@@ -176,7 +176,7 @@ async def test_renewed_files_are_used_without_a_restart_and_open_streams_stay(ow
             async with httpx.AsyncClient(verify=after, base_url=sup.api, headers=headers) as other:
                 answer = await other.post("/v1/breaker/reset", json={"reason": "to be seen"})
                 assert answer.status_code == 202, answer.text
-            with anyio.fail_after(30):
+            with anyio.fail_after(TIMEOUT_S):
                 assert await anext(line async for line in events.aiter_lines() if "to be seen" in line)
 
 

@@ -15,7 +15,7 @@ import pytest
 from relays import relayed
 from replicator_node import JOB, TOKEN, Node, nodes
 from tls_nodes import agent, issue, pair, settings, tls
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
 from holdfast.domain.generations import RankRestore, ShardSource
@@ -211,7 +211,7 @@ def test_a_first_byte_that_comes_late_costs_another_connection_and_not_the_encry
             greeted.set()
         if data.startswith(b"\x16") and late:
             late.clear()
-            assert greeted.wait(30)
+            assert greeted.wait(TIMEOUT_S)
         return data
 
     with pair(authority, tmp_path, HOLDFAST_REPLICATOR_TLS="optional") as (a, b):

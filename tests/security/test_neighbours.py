@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from commands import Shell, read_until
+from waiting import TIMEOUT_S
 
 from holdfast.cli import api_token
 
-pytestmark = pytest.mark.timeout(240)
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
 NOBODY = 65534
 
@@ -36,7 +36,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         read_until(process, "Ctrl-C stops everything")
         yield shell
         process.terminate()
-        process.wait(60)
+        process.wait(TIMEOUT_S)
     shell.assert_nothing_runs()
     assert not (shell.directory / "up" / api_token.FILE).exists(), "it is of no use after the end"
 
@@ -117,7 +117,7 @@ def test_a_killed_stack_that_is_taken_over_keeps_its_token(tmp_path: Path) -> No
             assert api_token.read(tmp_path / "up" / api_token.FILE) == token
             assert shell("jobs", "list", "--api", url).code == 0
             again.send_signal(signal.SIGTERM)
-            again.wait(60)
+            again.wait(TIMEOUT_S)
     shell.assert_nothing_runs()
 
 
@@ -128,5 +128,5 @@ def test_who_says_insecure_has_an_open_api_on_loopback_too(tmp_path: Path) -> No
         assert httpx.get(f"{url_of(shell)}/v1/jobs").status_code == 200
         assert not (tmp_path / "up" / api_token.FILE).exists()
         process.terminate()
-        process.wait(60)
+        process.wait(TIMEOUT_S)
     shell.assert_nothing_runs()

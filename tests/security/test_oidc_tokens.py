@@ -209,9 +209,9 @@ async def test_what_is_no_token_costs_nothing(issuer: Issuer) -> None:
         f"{encoded({'alg': ['RS256']})}.e30.AA", f"{encoded({'alg': {'RS256': 1}})}.e30.AA", issuer.token() + ".x",
         issuer.token() + "\n", issuer.token().replace(".", "..", 1),
     ):  # fmt: skip
-        began = time.monotonic()
+        began_s = time.process_time()
         assert await refusal(tokens, token)
-        assert time.monotonic() - began < 1
+        assert time.process_time() - began_s < 1
     assert issuer.asked == [], "none of them is worth a question"
     header = encoded({"alg": "RS256", "kid": "k1", "x": "y" * 5000})
     assert "header" in await refusal(tokens, f"{header}.e30.AA")

@@ -17,7 +17,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from structlog.testing import capture_logs
 from supervising import facts, start_supervisor
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
@@ -84,7 +84,7 @@ async def test_certificates_are_renewed_during_a_session(renewable: Path, tmp_pa
             for leaf, uri in (("supervisor", "holdfast://main/supervisor"), ("agent", "holdfast://main/agent/node-0")):
                 certificates.issue(renewable, leaf, uri)
             async with open_channel(endpoint, tls_of(renewable, "agent")) as channel:
-                with anyio.fail_after(60):
+                with anyio.fail_after(TIMEOUT_S):
                     await channel.channel_ready()
             with pytest.raises(grpc.aio.AioRpcError):
                 async with open_channel(endpoint, old) as channel:

@@ -33,7 +33,7 @@ from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import RankProgress, WorkerExited
 from holdfast.shards import peek
 
-pytestmark = [needs_another_user, pytest.mark.timeout(240)]
+pytestmark = [needs_another_user]
 
 # A step takes 10 ms: what an inventory lists is still in memory when somebody has read it.
 TRAIN = """

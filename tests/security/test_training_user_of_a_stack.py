@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from commands import Shell, read_until
 from training_users import NOBODY, USER, needs_another_user, reachable_directory, view
 from waiting import wait_until
@@ -21,9 +20,9 @@ from holdfast.cli import api_token
 from holdfast.cli.client import Client
 from holdfast.cli.stack_power import SOCKET_NAME, ask
 
-pytestmark = [needs_another_user, pytest.mark.timeout(240)]
+pytestmark = [needs_another_user]
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
 SAY = "print('user', os.getuid(), 'rank', run.world.rank, 'from step', step, flush=True)"
 TRAIN = f"""
@@ -115,7 +114,7 @@ def stack(root: Path, *, nodes: int) -> Iterator[Running]:
                 yield Running(root, client)
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(TIMEOUT_S)
     shell.assert_nothing_runs()
 
 

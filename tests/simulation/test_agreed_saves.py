@@ -114,13 +114,11 @@ def stages(seed: int, *, measuring: bool = False) -> set[str]:
     return found
 
 
-@pytest.mark.timeout(300)
 def test_all_nodes_act_at_the_step_or_none() -> None:
     found = stages(SEEDS[0])
     assert {SaveStage.PROPOSED, SaveStage.AGREED, SaveStage.VOID} <= found, "some come too late, and some do not"
 
 
-@pytest.mark.timeout(300)
 def test_all_nodes_change_the_interval_at_the_same_step() -> None:
     found = stages(SEEDS[0], measuring=True)
     assert {SaveStage.PROPOSED, SaveStage.AGREED, SaveStage.VOID, SetInterval.__name__} <= found
@@ -133,7 +131,6 @@ def _hear_only_yes(state: State, event: Event) -> tuple[State, tuple[Command, ..
     return step(state, event)
 
 
-@pytest.mark.timeout(300)
 def test_a_planted_bug_is_found() -> None:
     require_found("is saved as agreed on", SEEDS, lambda seed: Quickening(seed, fold=_hear_only_yes).run())
 
@@ -152,7 +149,6 @@ def _change_at_once(state: State, event: Event) -> tuple[State, tuple[Command, .
     return after, tuple(others)
 
 
-@pytest.mark.timeout(300)
 def test_an_interval_without_an_agreement_is_found() -> None:
     require_found(
         r"is saved on ",

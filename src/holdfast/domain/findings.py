@@ -84,9 +84,8 @@ class Attribution:
     from_outside: bool | None = None
     tries: int = 0  # repeated exception: how often it was seen
     nodes: int = 0  # repeated exception: on how many nodes it was seen; 0 = not reported
-    observed_steps: int = (
-        0  # optimizer steps of the failed process, of a script that reports no steps; 0 = none, or not known
-    )
+    # optimizer steps of the failed process, of a script that reports no steps; 0 = none, or not known
+    observed_steps: int = 0
 
     def refined(self, newer: Attribution) -> Attribution:
         """Return this attribution, updated with the fields that a later finding of the same fault has set."""
@@ -126,9 +125,8 @@ class Finding:
     ttl_s: float = 300.0  # an older finding has expired, unless it concerns the running generation, or a node
     traceparent: str = ""
     waited_s: float = 0.0  # from the conclusion to the publication, by the publisher's monotonic clock
-    repeat: int = (
-        0  # how often the finding was published before; a finding that still holds is repeated with its id and `at`
-    )
+    # how often the finding was published before; a finding that still holds is repeated with its id and `at`
+    repeat: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ class LaunchSpec:
     """The program that each worker runs: exactly one of `script`, `module` and `command` is set. Scripts and modules are forked
     from the node's worker template and started as `__main__`."""
 
-    script: str = (
-        ""  # absolute path on every node of a Python script, or of a directory or archive with a `__main__.py`
-    )
+    # absolute path on every node of a Python script, or of a directory or archive with a `__main__.py`
+    script: str = ""
     args: tuple[str, ...] = ()
     cwd: str = ""  # working directory; empty = the script's own directory, otherwise the agent's
     env: tuple[tuple[str, str], ...] = ()
@@ -149,9 +148,8 @@ class JobSpec:
     hang: HangSpec = field(default_factory=HangSpec)
     limits: LimitSpec = field(default_factory=LimitSpec)
     policy: str = ""  # `policy`, `policy_source` and `policy_params`: see `PolicySpec`
-    spares: int = (
-        0  # free nodes that are reserved for the job while it runs: jobs of equal or lower priority do not get them
-    )
+    # free nodes that are reserved for the job while it runs: jobs of equal or lower priority do not get them
+    spares: int = 0
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     resume: ResumeSpec | None = None  # None = start from step 0
     steps: int = 0  # total number of steps of the script, used to judge whether a planned change pays; 0 = not known

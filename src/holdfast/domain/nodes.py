@@ -97,9 +97,8 @@ def pool_name(text: str) -> str:
 
 AGENT_DIRECTORY_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the other bytes are for the file name
 
-TERMINATION = (
-    "termination"  # source of a notice: the agent, which was asked to end. The notice ends when an agent starts there
-)
+# source of a notice: the agent, which was asked to end. The notice ends when an agent starts there
+TERMINATION = "termination"
 
 
 @dataclass(frozen=True, slots=True)

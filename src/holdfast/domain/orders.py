@@ -267,9 +267,8 @@ class OrderDone:
     reason: str = ""
     master: str = ""
     at: float = 0.0
-    phases_s: tuple[
-        tuple[str, float], ...
-    ] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s), ("self_test", s)
+    # for Prepare: ("stop", s), ("fork", s), ("stage", s), ("self_test", s)
+    phases_s: tuple[tuple[str, float], ...] = ()
     workers: Sequence[RunningWorker] = field(default=())  # for Prepare: the forked processes
     # For Prepare: number of shards from "memory", "disk", "peer", "object store".
     restored_from: tuple[tuple[str, int], ...] = ()
@@ -277,9 +276,8 @@ class OrderDone:
     restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: number of bytes from each source
     # For Prepare: the version as in `WorkersChanged`, if `workers` is the complete set; 0 = a `WorkersChanged` follows.
     workers_version: int = 0
-    tested: Preflight | None = (
-        None  # for Prepare: the results of the quick tests of a suspect; None = the node was not tested
-    )
+    # for Prepare: the results of the quick tests of a suspect; None = the node was not tested
+    tested: Preflight | None = None
     link: LinkMeasured | None = None  # for CheckLink, from the node that measures; None = the test did not finish
 
 
@@ -294,9 +292,8 @@ class RanksStepping:
     ranks: tuple[int, ...]
     step: int
     at: float
-    phases_s: tuple[
-        tuple[str, float], ...
-    ] = ()  # of the slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
+    # of the slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
+    phases_s: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MESSAGE_BYTES_MAX = (
-    180_000  # below the default net.core.wmem_default, so that a message always fits the socket's buffer
-)
+# below the default net.core.wmem_default, so that a message always fits the socket's buffer
+MESSAGE_BYTES_MAX = 180_000
 
 # The kinds of programs that a worker runs (`runs`).
 SCRIPT = "script"  # the path of a Python file, or of a directory or archive with a __main__.py

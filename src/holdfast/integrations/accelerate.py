@@ -70,8 +70,7 @@ def attach(accelerator: Accelerator, *, checkpoint: hf.Checkpoints | None = None
 
 def _require_supported(accelerator: Accelerator) -> None:
     release = warn_if_untested("accelerate", TESTED)
-    for owner, expected in SIGNATURES.items():
-        require_signatures("accelerate", owner, expected)
+    require_signatures("accelerate", SIGNATURES)
     missing = [name for name in HELD if not hasattr(accelerator, name)]
     if missing:
         raise IncompatibleVersion(

@@ -35,11 +35,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,14 +49,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec
+from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.train import Interrupted, Run
 from holdfast.train import state as states
-from holdfast.train.dcp_contents import Contents, overlapping
-from holdfast.train.dcp_reader import ShardReader
+from holdfast.train.dcp_contents import Contents
+from holdfast.train.dcp_reader import ShardReader, require_covered
 from holdfast.train.lent_image import LentImage
 from holdfast.train.tensors import tensor_of
 
@@ -270,20 +267,11 @@ class Reader(StorageReader):
 
 
 def _require_covered(plan: LoadPlan, planner: LoadPlanner, contents: Contents, shards: Any) -> None:
-    """DCP's planner plans what it finds; what no shard holds would keep its old value silently."""
     if not isinstance(planner, DefaultLoadPlanner):
         raise InvalidSpec("planner", type(planner).__qualname__, "DefaultLoadPlanner, or a class derived from it")
-    found: Counter[str] = Counter()
-    for item in plan.items:
-        found[item.dest_index.fqn] += math.prod(item.lengths)
-    for name, value in planner.state_dict.items():
-        entry = contents.tensors.get(name)
-        if not isinstance(value, torch.Tensor) or entry is None:  # DCP's planner has refused what it misses
-            continue
-        elements = (value.to_local() if isinstance(value, DTensor) else value).numel()
-        if found[name] != elements or overlapping(entry):
-            ranks = sorted(shard.key.rank for shard in shards)
-            raise IntegrityError(
-                f"the shards do not cover the state: of the {elements} elements of {name!r} that this rank needs, those "
-                f"of ranks {ranks}, saved on {shards[0].header.stamp.mesh}, hold {found[name]}"
-            )
+    tensors = {
+        name: value
+        for name, value in planner.state_dict.items()
+        if isinstance(value, torch.Tensor) and name in contents.tensors  # DCP's planner has refused what it misses
+    }
+    require_covered(plan, tensors, contents.tensors, shards)

@@ -88,8 +88,7 @@ def attach(
 
 def _require_supported(engine: DeepSpeedEngine) -> None:
     release = warn_if_untested("deepspeed", TESTED)
-    for owner, expected in SIGNATURES.items():
-        require_signatures("deepspeed", owner, expected)
+    require_signatures("deepspeed", SIGNATURES)
     if type(engine) is not DeepSpeedEngine:
         raise InvalidSpec(
             "engine", type(engine).__name__, "DeepSpeedEngine: pipelines and hybrid engines are not supported"

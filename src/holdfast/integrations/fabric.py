@@ -68,8 +68,7 @@ def attach(fabric: Fabric, state: dict[str, Any], *, checkpoint: hf.Checkpoints 
 
 def _require_supported(fabric: Fabric, state: dict[str, Any]) -> None:
     warn_if_untested("lightning", TESTED)
-    for owner, expected in SIGNATURES.items():
-        require_signatures("lightning", owner, expected)
+    require_signatures("lightning", SIGNATURES)
     if type(fabric.strategy) not in STRATEGIES:
         names = " or ".join(strategy.__name__ for strategy in STRATEGIES)
         raise InvalidSpec("strategy", type(fabric.strategy).__name__, f"{names}; for FSDP2, use the calls of DCP")

@@ -141,8 +141,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # Lightning is optional
 
 def _require_supported(trainer: pl.Trainer) -> None:
     warn_if_untested("lightning", TESTED)
-    for owner, expected in SIGNATURES.items():
-        require_signatures("lightning", owner, expected)
+    require_signatures("lightning", SIGNATURES)
     if type(trainer.strategy) not in STRATEGIES:
         names = " or ".join(strategy.__name__ for strategy in STRATEGIES)
         raise InvalidSpec(

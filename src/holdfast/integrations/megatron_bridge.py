@@ -62,7 +62,7 @@ def attach(config: Any) -> list[Any]:
             "this megatron-bridge has no checkpoint.custom_manager_class (0.3.1 does not). Install a release that has it, or "
             "train without the integration: a restart from your own checkpoints remains"
         )
-    require_signatures("megatron-bridge", own, SIGNATURES)
+    require_signatures("megatron-bridge", {own: SIGNATURES})
     if getattr(config, "peft", None) is not None:
         raise InvalidSpec(
             "peft", type(config.peft).__name__, "None: Bridge restores adapters from its own checkpoints only"

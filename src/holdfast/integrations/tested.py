@@ -31,12 +31,13 @@ def warn_if_untested(distribution: str, tested: tuple[tuple[int, int], tuple[int
     return release
 
 
-def require_signatures(distribution: str, owner: type, expected: Mapping[str, Sequence[str]]) -> None:
-    """Raise `IncompatibleVersion` unless `owner` has all these methods with exactly these parameters (without `self`).
+def require_signatures(distribution: str, signatures: Mapping[type, Mapping[str, Sequence[str]]]) -> None:
+    """Raise `IncompatibleVersion` unless each class has all its methods with exactly these parameters (without `self`).
 
     The message names every method that differs."""
     differing = []
-    for name, parameters in expected.items():
+    methods = [(owner, *method) for owner, expected in signatures.items() for method in expected.items()]
+    for owner, name, parameters in methods:
         method = inspect.getattr_static(owner, name, None)
         if method is None:
             differing.append(f"{owner.__name__}.{name} does not exist")

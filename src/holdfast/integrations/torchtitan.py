@@ -61,8 +61,7 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
     def __init__(self, config: Any, *, states: dict[str, Any], **parts: Any) -> None:
         """Raises `IncompatibleVersion` for a torchtitan that differs, and what `hf.attach` raises."""
         warn_if_untested("torchtitan", TESTED)
-        for owner, expected in SIGNATURES.items():
-            require_signatures("torchtitan", owner, expected)
+        require_signatures("torchtitan", SIGNATURES)
         self._run = hf.attach()
         self._own = config.enable
         self._step: hf.Step | None = None

@@ -115,7 +115,7 @@ def attach(
         return run
     if isinstance(getattr(trainer, "_run_epoch", None), _Replacement):
         raise Conflict("this trainer is attached already")
-    require_signatures("transformers", transformers.Trainer, SIGNATURES)
+    require_signatures("transformers", {transformers.Trainer: SIGNATURES})
     warn_if_untested("transformers", TESTED)
     _require_exact(trainer)
     _Loop(trainer, run, state or {}).install()

@@ -20,9 +20,8 @@ from holdfast.kubernetes.bridge import AGENTS
 from holdfast.kubernetes.machines import CONDEMNED, NODE, POD, Object, Pod, pod
 
 REASON_CHARS_MAX = 200
-FAULT_BEHAVIOR = (
-    "cloud.google.com/fault-behavior"  # https://cloud.google.com/ai-hypercomputer/docs/manage/manage-gke-clusters
-)
+# https://cloud.google.com/ai-hypercomputer/docs/manage/manage-gke-clusters
+FAULT_BEHAVIOR = "cloud.google.com/fault-behavior"
 
 log = structlog.get_logger("holdfast.kubernetes.replace")
 

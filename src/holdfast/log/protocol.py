@@ -155,8 +155,9 @@ class FencedLog(EventLog, Protocol):
         `begin` False, a log that has never had a holder, or has lost data, is left as it is: raises `LostData`.
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
-        grow, with gaps: a new one is above all that were seen here, even if the log has lost them. An unsuccessful request shortens the remaining time of the lease to `ttl_s`, which is the same for all
-        holders. So the lease ends in time even if the server's clock was changed."""
+        grow, with gaps: a new one is above all that were seen here, even if the log has lost them. An unsuccessful request
+        shortens the remaining time of the lease to `ttl_s`, which is the same for all holders. So the lease ends in time even
+        if the server's clock was changed."""
 
     async def candidate(self, name: str) -> str:
         """Return a holder that has requested the lease without success within the last `CANDIDATE_S`; "" if there is none. This

@@ -40,9 +40,8 @@ logger = logging.getLogger(__name__)
 
 STREAM_BYTES_MAX = 128 * 2**20
 MEMORY_SHARE = 16  # a stream uses at most 1/16 of a limited memory, because there are seven streams and the snapshot
-STREAM_BYTES_MIN = (
-    4 * 2**20
-)  # lower bound of the limit, so that unread entries are not dropped for a limit of a few bytes
+# lower bound of the limit, so that unread entries are not dropped for a limit of a few bytes
+STREAM_BYTES_MIN = 4 * 2**20
 LIMIT_GOOD_S = 60.0  # seconds for which the server's memory limit is cached
 APPENDED_SHARE = 64  # the size of a stream is checked after each such part of its limit
 

@@ -6,11 +6,11 @@ the memory limit: Redis refuses the first write that needs memory, so such write
 """
 
 # KEYS: lease, epoch, candidate, renewal. ARGV: holder, TTL in ms, TTL of the candidate in ms, an epoch and a time of a renewal
-# that must have been, the highest epoch that the requester has seen. Returns the epoch as text, '' if there was no such epoch or renewal, or '-' and the epoch of another
-# holder, with the time of its last renewal. In that case the requester is recorded as candidate, at most twice per TTL of the
-# candidate, and only if there is memory for it. The server stores when a lease ends, not how long it lasts. After its clock was
-# set back, or a restart with another clock, a lease of seconds would last for hours. All holders request the same TTL, so a
-# longer remaining time is wrong and is shortened.
+# that must have been, the highest epoch that the requester has seen. Returns the epoch as text, '' if there was no such epoch
+# or renewal, or '-' and the epoch of another holder, with the time of its last renewal. In that case the requester is recorded
+# as candidate, at most twice per TTL of the candidate, and only if there is memory for it. The server stores when a lease ends,
+# not how long it lasts. After its clock was set back, or a restart with another clock, a lease of seconds would last for hours.
+# All holders request the same TTL, so a longer remaining time is wrong and is shortened.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
 # must not issue an epoch that agents have already seen, because they would refuse the new leader permanently. Within the second

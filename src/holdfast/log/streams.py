@@ -331,9 +331,8 @@ class Reader:
     _consumer: str
     _count: int  # per stream
     reclaim_at_s: float = 0.0  # when the reader looks for abandoned entries again
-    _own: dict[str, int] = field(
-        init=False
-    )  # position up to which this consumer's own pending entries were delivered again
+    # position up to which this consumer's own pending entries were delivered again
+    _own: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = dict.fromkeys(self._streams, 0)

@@ -137,9 +137,8 @@ class ActionSpec:
     check: Callable[[Action, Incident, JobView], str] = _possible
     aim: Callable[[Action, Incident, JobView], Aim] | None = None  # of actions with the effect CHANGE
     removes: bool = False  # the nodes that it names (default: the incident's) leave the job
-    condemns: bool = (
-        False  # the nodes that it names are taken out of service for every job, even if this one then has to wait
-    )
+    # the nodes that it names are taken out of service for every job, even if this one then has to wait
+    condemns: bool = False
     saves: bool = False  # the run saves at its next step
     paces: bool = False  # the run saves at another interval
     silent: bool = False  # the operators are not notified

@@ -53,9 +53,8 @@ OUTAGE_PATIENCE = 8  # multiple of the job's restarts_without_progress_max
 
 SWAP_MARGIN = 3.0  # a node is swapped for a warning if that saves this many times what the swap costs
 
-RESET_SURE = (
-    0.9  # confidence of a warning for which a run is changed to reset a GPU: the driver's report, not a second opinion
-)
+# confidence of a warning for which a run is changed to reset a GPU: the driver's report, not a second opinion
+RESET_SURE = 0.9
 
 RESET_AGAIN_S = 86_400.0  # a GPU that needs a second reset within this time is not trusted if a spare is free
 

@@ -36,9 +36,8 @@ class JobView:
     nodes: tuple[str, ...]  # of the newest generation, by slot
     unusable: tuple[str, ...]  # those of `nodes` that are lost or cordoned, or have GPUs that must be reset first
     spares: tuple[str, ...]  # free nodes that could take ranks now
-    reachable_dp: (
-        int  # maximum number of replicas that the available nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
-    )
+    # maximum number of replicas that the available nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
+    reachable_dp: int
     step: int = 0  # newest step finished by all ranks
     checkpoint_step: int = 0  # newest step that every rank has saved
     checkpoint_interval_steps: int = 0
@@ -49,21 +48,18 @@ class JobView:
     restarts_without_advance: int = 0
     furthest_step: int = 0  # the furthest step that it reached
     outages: int = 0  # failures of a file system or a service since the job last advanced; not in the counts above
-    remaining_s: float = (
-        0.0  # how long the job will still run; as long as it has run so far if its file names no `steps`
-    )
-    change_s: float = (
-        0.0  # cost of a planned change of this job, measured on past changes; an assumption before the first
-    )
+    # how long the job will still run; as long as it has run so far if its file names no `steps`
+    remaining_s: float = 0.0
+    # cost of a planned change of this job, measured on past changes; an assumption before the first
+    change_s: float = 0.0
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
     # Open incidents of this job, oldest first, including the current one. An incident closes when every rank has finished a
     # step.
     standing: tuple[Incident, ...] = ()
     notices: Mapping[str, Notice] = field(default_factory=dict)  # node → maintenance notice
     params: Mapping[str, Param] = field(default_factory=dict)  # `policy.params` of the job file
-    resets: Mapping[str, PendingReset] = field(
-        default_factory=dict
-    )  # those of `nodes` with GPUs that must be reset first
+    # those of `nodes` with GPUs that must be reset first
+    resets: Mapping[str, PendingReset] = field(default_factory=dict)
     # Those nodes of `resets`, of `standing`, and of a warning that recommends a reset whose agents can reset GPUs now.
     resettable: tuple[str, ...] = ()
     reports_steps: bool = True  # False: an unmodified script, which cannot save on request

@@ -139,9 +139,8 @@ class _Looker:
         log.warning(
             "process was frozen",
             seconds=round(length_s, 1),
-            cpu_s=round(
-                time.process_time() - self._worked_s, 1
-            ),  # close to `seconds` if the process was not stopped but its own work took that long
+            # close to `seconds` if the process was not stopped but its own work took that long
+            cpu_s=round(time.process_time() - self._worked_s, 1),
             effect="messages missing in this time are not counted as failures",
         )
         telemetry.record(metrics.FROZEN, length_s)

@@ -31,6 +31,7 @@ STOP_GRACE_S = 0.5
 CANCELLED_WITHIN_S = 5.0  # after a write to a connection that is broken
 # Calls that wait to be accepted: all agents of a fleet, which reconnect at the same time after a restart, and a few more.
 PENDING_CALLS_MAX = 65_536
+PENDING_S_MAX = 600
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     *COMMON,
@@ -44,6 +45,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # From 1,000 waiting calls on, gRPC ends some at random, from 3,000 on all, with CANCELLED and no message (seen with 1.85).
     ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
+    # By default, gRPC also ends a call that has waited for 30 s, as in a process that was frozen or had no processor.
+    ("grpc.server_max_unrequested_time_in_server", PENDING_S_MAX),
 )
 
 

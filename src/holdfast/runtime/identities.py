@@ -44,9 +44,8 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-NAMED = frozenset(
-    {Role.AGENT, Role.REPLICATOR, Role.OPERATOR}
-)  # the other roles have one holder, or several equal ones
+# the other roles have one holder, or several equal ones
+NAMED = frozenset({Role.AGENT, Role.REPLICATOR, Role.OPERATOR})
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,8 @@ STEP_MAX = 10**15 - 1
 RANK_MAX = 10**9 - 1
 
 _PREFIX = struct.Struct("<8s8sI")  # magic, state, checksum of everything after it up to the stamp's end
-_BODY = struct.Struct(
-    "<IIQQIQQ"
-)  # layout, stamp bytes, sequence, index bytes, index checksum, tensors end, extra bytes
+# layout, stamp bytes, sequence, index bytes, index checksum, tensors end, extra bytes
+_BODY = struct.Struct("<IIQQIQQ")
 _STAMP_OFFSET = _PREFIX.size + _BODY.size
 STAMP_BYTES_MAX = PAGE - _STAMP_OFFSET
 

@@ -13,7 +13,6 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.domain.generations import ShardKey
@@ -64,9 +63,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

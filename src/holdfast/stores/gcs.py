@@ -68,9 +68,8 @@ class GcsOptions:
     streams: int = 4  # for large downloads, and the same number for large uploads
     range_bytes: int = 64 << 20  # larger objects are read in parallel ranges
     small_bytes: int = 4 << 20  # smaller objects are stored by the library, in one request
-    composed_bytes: int = (
-        2 << 30
-    )  # larger objects are stored as parallel parts, because one stream would take 10 s or more
+    # larger objects are stored as parallel parts, because one stream would take 10 s or more
+    composed_bytes: int = 2 << 30
     part_bytes: int = 64 << 20  # minimum size of a part
 
 

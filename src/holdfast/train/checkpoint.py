@@ -92,9 +92,8 @@ class Checkpointer:
         match outcome:
             case Staged():
                 self.newest = outcome.path
-                stall_s = (
-                    duration_s - outcome.waited_s
-                )  # the cost of a save; the automatic interval is computed from it
+                # the cost of a save; the automatic interval is computed from it
+                stall_s = duration_s - outcome.waited_s
                 self._notes.saved(
                     step=step, attempt=self._environment.attempt, image=str(outcome.path), stall_s=stall_s
                 )

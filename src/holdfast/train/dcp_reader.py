@@ -110,19 +110,28 @@ def fill(tensors: Mapping[str, torch.Tensor], shards: Sequence[Reader]) -> None:
         _require_same_size(name, tensor, metadata, shards)
     planner.set_up_planner(wanted, metadata, is_coordinator=True)
     plan = planner.finish_plan(planner.create_local_plan())
+    require_covered(plan, wanted, metadata.state_dict_metadata, shards)
+    reader.read_data(plan, planner).wait()
+
+
+def require_covered(
+    plan: LoadPlan, tensors: Mapping[str, torch.Tensor], entries: Mapping[str, object], shards: Sequence[Reader]
+) -> None:
+    """Raise IntegrityError that names the first of these tensors that the shards do not cover. `entries`: their metadata.
+
+    DCP's planner plans what it finds; what no shard holds would keep its old value silently."""
     found: Counter[str] = Counter()
     for item in plan.items:
         found[item.dest_index.fqn] += math.prod(item.lengths)
-    for name, tensor in wanted.items():
+    for name, tensor in tensors.items():
         elements = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
-        entry = metadata.state_dict_metadata[name]
+        entry = entries[name]
         if found[name] != elements or (isinstance(entry, TensorStorageMetadata) and overlapping(entry)):
             ranks = sorted(shard.key.rank for shard in shards)
             raise IntegrityError(
                 f"the shards do not cover the state: of the {elements} elements of {name!r} that this rank needs, those of "
                 f"ranks {ranks}, saved on {shards[0].header.stamp.mesh}, hold {found[name]}"
             )
-    reader.read_data(plan, planner).wait()
 
 
 def _require_same_size(name: str, tensor: torch.Tensor, metadata: Metadata, shards: Sequence[Reader]) -> None:

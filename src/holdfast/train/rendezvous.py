@@ -24,9 +24,8 @@ from torch.distributed import DistNetworkError, Store  # type: ignore[attr-defin
 
 POLL_S: Final = 0.003
 CONNECT_TIMEOUT_S: Final = 5.0
-LEAVE_S_MAX: Final = (
-    60.0  # rank 0 waits no longer for a rank that ended without forming its group, or does not count itself
-)
+# rank 0 waits no longer for a rank that ended without forming its group, or does not count itself
+LEAVE_S_MAX: Final = 60.0
 _FORMING: Final = "holdfast/forming"  # how many ranks form the group and will count themselves
 _FORMED: Final = "holdfast/formed"  # how many ranks have formed the group
 _BY_ALL: Final = "holdfast/formed_by_all"

@@ -33,9 +33,8 @@ from holdfast.train.outline import Path, holds, is_object, objects, shown
 from holdfast.train.sharded import Piece, Place, describe, find_place, is_sharded, place_of, take_apart
 
 FORMAT = 2  # of the pickle; format 1 numbered an optimizer's parameters
-OBJECTS = (
-    "objects"  # key of `also`: paths of the objects that had a state_dict; absent in checkpoints of earlier releases
-)
+# key of `also`: paths of the objects that had a state_dict; absent in checkpoints of earlier releases
+OBJECTS = "objects"
 DEPTH_MAX = 64  # of nested containers; a deeper state is taken for a cycle
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)

@@ -164,9 +164,8 @@ class Wiring:
                 session.abandon()
 
     def _write_error_file(self, error: Exception) -> None:
-        if (
-            self.environment.error_file and not self.environment.job
-        ):  # under an agent, the worker template writes the file
+        # under an agent, the worker template writes the file
+        if self.environment.error_file and not self.environment.job:
             error_file.write(self.environment.error_file, error)
 
     def _open_session(self) -> Session | None:

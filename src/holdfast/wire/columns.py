@@ -87,9 +87,8 @@ class _Table:
     def write(self, values: Sequence[Any]) -> Any:
         if len(values) >= ROWS_MIN:
             tree = self._written(values)
-            if self.columns.longest(tree) == len(
-                values
-            ):  # otherwise all are equal, and the columns would not show their number
+            # otherwise all are equal, and the columns would not show their number
+            if self.columns.longest(tree) == len(values):
                 return {MARK: len(values), **tree}
         return [self._write_row(value) for value in values]
 

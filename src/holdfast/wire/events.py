@@ -16,6 +16,7 @@ from holdfast.wire.derived import Codec, Through, check_time
 
 FINDING = "Finding"  # the entries' `type`
 STEP_RECORDS = "StepRecords"
+_STEP_COLUMNS = ("step", "started_at", "ended_at", "tokens", "loss", "stall_s")
 
 types.EnumCodec(FindingKind, pb.FindingKind, "FINDING_KIND_")
 types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
@@ -93,17 +94,9 @@ def encode_steps(records: Sequence[StepRecord]) -> bytes:
 def decode_steps(raw: bytes) -> list[StepRecord]:
     """Decode a batch. Raises `MalformedMessage` for invalid bytes and for columns of unequal length."""
     message = types.parse(pb.StepRecords, raw)
-    flops = message.flops or [0.0] * len(message.step)  # of an earlier version, or not reported
-    types.check_columns(
-        "steps",
-        step=message.step,
-        started_at=message.started_at,
-        ended_at=message.ended_at,
-        tokens=message.tokens,
-        loss=message.loss,
-        stall_s=message.stall_s,
-        flops=flops,
-    )
+    columns = {name: getattr(message, name) for name in _STEP_COLUMNS}
+    columns["flops"] = message.flops or [0.0] * len(message.step)  # of an earlier version, or not reported
+    types.check_columns("steps", **columns)
     return [
         StepRecord(
             job=message.job,
@@ -115,18 +108,9 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
             tokens=tokens,
             loss=None if math.isnan(loss) else loss,
             stall_s=stall_s,
-            flops=done,
+            flops=flops,
         )
-        for step, started_at, ended_at, tokens, loss, stall_s, done in zip(
-            message.step,
-            message.started_at,
-            message.ended_at,
-            message.tokens,
-            message.loss,
-            message.stall_s,
-            flops,
-            strict=True,
-        )
+        for step, started_at, ended_at, tokens, loss, stall_s, flops in zip(*columns.values(), strict=True)
     ]
 
 

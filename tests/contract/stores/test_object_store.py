@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import TIMEOUT_S
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound
 from holdfast.stores import ObjectStore
@@ -100,7 +101,7 @@ def test_exactly_one_of_many_writers_wins(opened: Callable[[], ObjectStore]) -> 
     start = threading.Barrier(len(stores))
 
     def write(index: int) -> bool:
-        start.wait(10)
+        start.wait(TIMEOUT_S)
         return put(stores[index], KEY, bytes([index]) * 5000, if_absent=True)
 
     with ThreadPoolExecutor(len(stores)) as threads:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from agent_harness import Agent, newest_in_memory, prepare_order, read_json, running_agent, script, start_job
 from leftovers import gone
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, SaveStage, Stop
@@ -64,6 +64,13 @@ def common_step(agent: Agent, job: str, ranks: set[int], at_least: int = 1) -> d
     return wait_until(newest, description=f"a complete step of {job}")
 
 
+def steps_now(agent: Agent) -> int:
+    """The step that the ranks have just reached: a report that is still to come, since the last one may be old."""
+    before = len(agent.plane.signals(RankProgress))
+    wait_until(lambda: len(agent.plane.signals(RankProgress)) > before, description="progress")
+    return max(agent.plane.signals(RankProgress)[-1].step)
+
+
 def test_a_killed_rank_comes_back_from_shared_memory(agent: Agent) -> None:
     order = prepare_order("train", script(agent.root, "train", TRAIN), nproc=2)
     first = start_job(agent.plane, order)
@@ -90,8 +97,7 @@ def test_a_killed_rank_comes_back_from_shared_memory(agent: Agent) -> None:
 
 def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
     """Rank by rank the step may have passed already: then the order is missed, and that is said; here it lies ahead."""
-    standing = agent.plane.signals(RankProgress)[-1]
-    at_step = max(standing.step) + 300
+    at_step = steps_now(agent) + 300
     at_step += at_step % 50 == 0  # one that the interval does not save anyway
     assert agent.plane.ask(CheckpointNow("train", 2, at_step)).ok
     wait_until(
@@ -104,14 +110,14 @@ def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
 
 
 def test_ranks_agree_on_a_save_before_they_make_it(agent: Agent) -> None:
-    passed = max(agent.plane.signals(RankProgress)[-1].step)
+    passed = steps_now(agent)
     proposal = CheckpointNow("train", 2, passed, stage=SaveStage.PROPOSED)
     refused = agent.plane.ask(proposal)
     assert not refused.ok
     assert f"has passed step {passed}" in refused.reason
     assert agent.plane.ask(replace(proposal, stage=SaveStage.VOID)).ok
 
-    at_step = max(agent.plane.signals(RankProgress)[-1].step) + 300
+    at_step = steps_now(agent) + 300
     at_step += at_step % 50 == 0
     proposal = replace(proposal, at_step=at_step)
     assert agent.plane.ask(proposal).ok
@@ -181,7 +187,7 @@ def test_an_agent_that_is_asked_to_end_leaves_every_checkpoint_whole(agent: Agen
     order = prepare_order("train", str(agent.root / "train.py"), nproc=2)
     reported = common_step(agent, "train", {0, 1})[0].key.step
     agent.process.terminate()
-    assert agent.process.wait(60) == 0, agent.log()
+    assert agent.process.wait(TIMEOUT_S) == 0, agent.log()
     saved = newest_in_memory(agent, "train", 2)
     assert saved >= reported
     agent.plane.reports.clear()

@@ -109,7 +109,6 @@ def fault_process(made: Agent) -> psutil.Process:
     return psutil.Process(pid)
 
 
-@pytest.mark.timeout(180)
 def test_the_clock_jumps_for_its_time_and_only_as_far_as_the_agent_allows(tmp_path: Path, clocks: Clocks) -> None:
     allowed = {"HOLDFAST_FAULT_CLOCK_S_MAX": str(OFFSET_S), **clocks.environment("n0")}
     with agent(tmp_path, **allowed) as made:
@@ -129,7 +128,6 @@ def test_the_clock_jumps_for_its_time_and_only_as_far_as_the_agent_allows(tmp_pa
         wait_skew(watched, 0.0)
 
 
-@pytest.mark.timeout(180)
 def test_the_clock_is_right_again_when_the_agent_is_killed(tmp_path: Path, clocks: Clocks) -> None:
     allowed = {"HOLDFAST_FAULT_CLOCK_S_MAX": str(OFFSET_S), **clocks.environment("n0")}
     with agent(tmp_path, **allowed) as made:
@@ -141,7 +139,6 @@ def test_the_clock_is_right_again_when_the_agent_is_killed(tmp_path: Path, clock
         wait_until(lambda: abs(clocks.offset_s("n0")) < 0.1, description="the clock is set back")
 
 
-@pytest.mark.timeout(180)
 def test_the_next_agent_sets_the_clock_back_when_nothing_else_could(tmp_path: Path, clocks: Clocks) -> None:
     allowed = {"HOLDFAST_FAULT_CLOCK_S_MAX": str(OFFSET_S), **clocks.environment("n0")}
     with agent(tmp_path, **allowed) as made:
@@ -163,7 +160,6 @@ def test_the_next_agent_sets_the_clock_back_when_nothing_else_could(tmp_path: Pa
         wait_until(lambda: "an earlier agent injected is undone" in made.log(), description="the line in its log")
 
 
-@pytest.mark.timeout(180)
 def test_an_agent_without_the_right_refuses(tmp_path: Path) -> None:
     with agent(tmp_path, HOLDFAST_FAULT_CLOCK_S_MAX=str(OFFSET_S)) as made:
         run_job(made, tmp_path)

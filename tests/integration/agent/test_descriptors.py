@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import wait_until
@@ -17,8 +16,6 @@ from waiting import wait_until
 from holdfast.agent.descriptors import LOW, RESERVE
 from holdfast.domain.orders import RanksFinished, Stop
 from holdfast.domain.signals import HostSample, RankProgress, WorkerExited
-
-pytestmark = pytest.mark.timeout(180)
 
 UNTIL_TOLD = """
 import os, sys, time
@@ -44,7 +41,7 @@ def ticks_go_on(agent: Agent, count: int) -> None:
         return len(agent.plane.ticks)
 
     before = reported()
-    wait_until(lambda: reported() >= before + count, description=f"{count} more ticks", timeout_s=30)
+    wait_until(lambda: reported() >= before + count, description=f"{count} more ticks")
     assert agent.process.poll() is None, agent.log()[-3000:]
 
 
@@ -69,7 +66,7 @@ def test_new_work_is_refused_with_the_cause_and_workers_live_on(tmp_path: Path) 
             assert (exited.rank, exited.signal) == (2, signal.SIGKILL)
             for child in agent.running("holdfast.replicator"):  # what it needs for this is in its reserve
                 os.kill(child, signal.SIGKILL)
-            wait_until(lambda: agent.running("holdfast.replicator"), description="the replicator again", timeout_s=60)
+            wait_until(lambda: agent.running("holdfast.replicator"), description="the replicator again")
             assert plane.ask(Stop("new", 9)).ok, "what ends work is no new work"
             ticks_go_on(agent, 2)
         wait_until(

@@ -92,7 +92,7 @@ def test_a_command_that_fails_or_hangs_fails_the_order(agent: Agent, gpus: Stand
 def test_workers_are_forked_when_the_reset_is_over(tmp_path: Path, agent: Agent, gpus: StandInGpus) -> None:
     gpus.behave("takes 2")
     reset = agent.plane.send(ResetGpu("gpt", (0,), 60.0))
-    wait_until(lambda: agent.running("--gpu-reset"), description="the command", timeout_s=20.0)
+    wait_until(lambda: agent.running("--gpu-reset"), description="the command")
     prepared = agent.plane.ask(prepare_order("gpt", script(tmp_path, "train", TRAINS)))
     assert (prepared.ok, gpus.resets) == (True, ["0"])
     assert [answer.ok for answer in agent.plane.answers(reset)] == [True]
@@ -102,7 +102,7 @@ def test_an_agent_that_ends_during_a_reset_does_not_make_it_again(agent: Agent, 
     gpus.behave("hangs")
     order = ResetGpu("gpt", (0,), 60.0)
     agent.plane.send(order, command_id="c-reset")
-    wait_until(lambda: agent.running("--gpu-reset"), description="the command", timeout_s=20.0)
+    wait_until(lambda: agent.running("--gpu-reset"), description="the command")
     agent.process.kill()
     agent.process.wait()
     gpus.behave("")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from agent_harness import Agent, ControlPlane, prepare_order, running_agent, script, start_job
 from leftovers import gone
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.orders import Hello, RanksFinished, Start, Stop
 from holdfast.domain.signals import GenerationStarted, KernelLine, WorkerExited
@@ -83,7 +83,7 @@ def test_sigterm_leaves_nothing_and_says_goodbye(agent: Agent, tmp_path: Path) -
     family = [child.pid for child in agent.descendants()]
     assert len(family) >= 7, "the template and, of each rank, its reaper, the worker and what its script has started"
     agent.process.terminate()
-    assert agent.process.wait(30) == 0, agent.log()
+    assert agent.process.wait(TIMEOUT_S) == 0, agent.log()
     wait_until(lambda: agent.plane.goodbyes, description="the goodbye")
     # A reaper has reported the end of its worker before it ends itself, and may outlive the agent by that moment.
     wait_until(lambda: all(gone(pid) for pid in family), description="the end of every process")
@@ -168,7 +168,7 @@ def test_second_endpoint_is_asked_when_the_first_does_not_lead(tmp_path: Path) -
 
 def test_one_directory_has_one_agent(agent: Agent) -> None:
     second = agent._start()
-    assert second.wait(20) == 2
+    assert second.wait(TIMEOUT_S) == 2
     assert "another agent runs in" in agent.log()
 
 
@@ -178,7 +178,7 @@ def test_kernel_lines_are_reported_once_across_a_restart(agent: Agent) -> None:
     line = agent.plane.wait_for_signal(KernelLine)
     assert (line.xid, line.pci) == (79, "0000:18:00")
     agent.process.terminate()
-    agent.process.wait(30)
+    agent.process.wait(TIMEOUT_S)
     with agent.kernel_log.open("a") as log:
         log.write("NVRM: Xid (PCI:0000:19:00): 48, pid=1, name=python\n")
     agent.restart()

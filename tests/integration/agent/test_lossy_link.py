@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 DEVICE = "hftest0"
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
@@ -82,7 +82,7 @@ except BlockingIOError:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
 
@@ -114,7 +114,7 @@ class Link:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
         run(*self.inside(source, sys.executable, "-c", SEND, ADDRESSES[target], str(PACKETS), str(PORT)))
-        count, _ = receiver.communicate(timeout=20)
+        count, _ = receiver.communicate(timeout=TIMEOUT_S)
         return 1 - int(count) / PACKETS
 
 
@@ -151,7 +151,7 @@ def link() -> Iterator[Link]:
         yield made
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20, check=False)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=TIMEOUT_S, check=False)
 
 
 class Agent:
@@ -196,7 +196,7 @@ class Agent:
         """As its input ends, or by a signal."""
         if number is not None:
             self.process.send_signal(number)
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=TIMEOUT_S)
 
 
 @contextmanager
@@ -210,10 +210,9 @@ def agent(link: Link, directory: Path, **options: Any) -> Iterator[Agent]:
 
 
 def wait_whole(link: Link, before: Any) -> None:
-    wait_until(lambda: link.state() == before, description="the link is as it was", timeout_s=30)
+    wait_until(lambda: link.state() == before, description="the link is as it was")
 
 
-@pytest.mark.timeout(120)
 def test_packets_are_lost_in_both_directions_for_their_time(link: Link, tmp_path: Path) -> None:
     before = link.state()
     assert link.lost(0) == link.lost(1) == 0
@@ -230,7 +229,6 @@ def test_packets_are_lost_in_both_directions_for_their_time(link: Link, tmp_path
     assert link.state() == before, "an agent that ends waits for that"
 
 
-@pytest.mark.timeout(120)
 def test_an_agent_that_is_killed_leaves_a_whole_link(link: Link, tmp_path: Path) -> None:
     before = link.state()
     with agent(link, tmp_path / "agent") as made:
@@ -240,7 +238,6 @@ def test_an_agent_that_is_killed_leaves_a_whole_link(link: Link, tmp_path: Path)
         wait_whole(link, before)
 
 
-@pytest.mark.timeout(120)
 def test_whoever_is_left_makes_the_link_whole(link: Link, tmp_path: Path) -> None:
     before = link.state()
     with agent(link, tmp_path / "agent") as made:
@@ -266,7 +263,6 @@ def test_whoever_is_left_makes_the_link_whole(link: Link, tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.timeout(120)
 def test_what_others_have_set_up_stays(link: Link, tmp_path: Path) -> None:
     run(
         *link.inside(
@@ -290,7 +286,6 @@ def test_what_others_have_set_up_stays(link: Link, tmp_path: Path) -> None:
         assert made.inject().startswith(f"refused: {DEVICE} has filters of other programs")
 
 
-@pytest.mark.timeout(120)
 def test_what_is_not_possible_or_not_allowed_is_refused_with_the_reason(link: Link, tmp_path: Path) -> None:
     before = link.state()
     with agent(link, tmp_path / "agent", loss_percent_max=20.0) as made:

@@ -12,7 +12,7 @@ from holdfast.domain import orders
 from holdfast.domain.signals import NodeTested
 from holdfast.runtime.survivors import BOOT_ID
 
-RESULT_TIMEOUT_S = 90.0  # the template imports torch first
+RESULT_TIMEOUT_S = 120.0
 SCRIPT = "import time\ntime.sleep(600)\n"
 
 

@@ -60,7 +60,7 @@ async def running(root: Path, heard: Callable[[Inventory], None]) -> AsyncIterat
         await tasks.start(replicator.run)
         tasks.start_soon(replicator.withdraw_when_away)
         await replicator.configure(Configure(JOB, 1, 1, Mesh.of({"dp": 1}), (0,), (), 2, "secret"))
-        await wait_until_async(lambda: bool(replicator.inventories), description="what it holds", timeout_s=60)
+        await wait_until_async(lambda: bool(replicator.inventories), description="what it holds")
         yield replicator
         tasks.cancel_scope.cancel()
 
@@ -101,8 +101,8 @@ async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, mo
     async with running(tmp_path, reported.append) as replicator:
         monkeypatch.setattr(module, "AWAY_S", 0.0)
         kill(tmp_path)
-        await wait_until_async(lambda: Inventory(JOB, ()) in reported, description="nothing to be held", timeout_s=60)
+        await wait_until_async(lambda: Inventory(JOB, ()) in reported, description="nothing to be held")
         assert replicator.inventories is None or reported[-1].shards, "a session that begins now announces nothing"
-        await wait_until_async(lambda: reported[-1].shards, description="it to be back", timeout_s=60)
-        await wait_until_async(lambda: replicator.inventories, description="all that it holds", timeout_s=60)
+        await wait_until_async(lambda: reported[-1].shards, description="it to be back")
+        await wait_until_async(lambda: replicator.inventories, description="all that it holds")
         assert replicator.inventories == (reported[-1],)

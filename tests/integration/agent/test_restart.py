@@ -29,7 +29,7 @@ def test_an_idle_agent_begins_again_as_another_incarnation_of_the_same_process(t
         def other() -> bool:
             return agent.plane.all_of(orders.Hello)[-1].facts.incarnation != first.incarnation
 
-        wait_until(other, description="its next life", timeout_s=60)
+        wait_until(other, description="its next life")
         second = agent.plane.all_of(orders.Hello)[-1].facts
         assert second.agent_pid == first.agent_pid
         assert psutil.Process(pid).is_running()

@@ -573,7 +573,6 @@ def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, 
     wait_until(
         lambda: "'no.such':" in agent.log() or '"no.such":' in agent.log(),
         description="a template with what was learned",
-        timeout_s=60,
     )
     assert agent.plane.ask(Stop("learns", 1)).ok
     (tmp_path / "end").touch()
@@ -639,13 +638,10 @@ def test_a_template_that_dies_is_replaced_and_its_workers_go_on(agent: Agent, tm
     reported = len(templates_reported())
     for template in before:
         template.kill()
-    wait_until(
-        lambda: [each for each in templates(agent) if each not in before], description="another template", timeout_s=40
-    )
+    wait_until(lambda: [each for each in templates(agent) if each not in before], description="another template")
     wait_until(  # one report if the successor was ready before the report of the end was due
         lambda: [each.ready for each in templates_reported()[reported:]][-1:] == [True],
         description="the report of its successor",
-        timeout_s=40,
     )
     assert not any(each.failure for each in templates_reported()), "once is no row"
     again = start_job(agent.plane, prepare_order("others", script(tmp_path, "sleeper", SLEEPER)))

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import TIMEOUT_S
+
 ROOT = Path(__file__).parents[3]
 
 
 def test_a_small_job_recovers_saves_and_is_taken_over(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.core", "--nodes", "8,16", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "core.json").read_text())
     assert set(report) == {"8", "16"}

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from waiting import TIMEOUT_S
 
 ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.detection", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
 
 
 def here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import TIMEOUT_S
+
 ROOT = Path(__file__).parents[3]
 
 
 def test_a_small_fleet_is_taken_and_counted(tmp_path: Path) -> None:
     options = ["--only", "core,fleet", "--nodes", "40", "--seconds", "3", "--clients", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.ingest", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "ingest.json").read_text())
     fleet = report["fleet"]

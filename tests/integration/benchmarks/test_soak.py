@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from benchmarks.soak import corrupt, network
 from benchmarks.soak.clock import Clocks
@@ -113,7 +113,7 @@ print(time.time() - time.monotonic(), time.monotonic() - began, flush=True)
         assert process.stdout is not None
         before = float(process.stdout.readline())
         clocks.set("one", 3600.0)
-        after, _ = process.communicate("\n", timeout=30)
+        after, _ = process.communicate("\n", timeout=TIMEOUT_S)
     offset_s, waited_s = map(float, after.split())
     assert offset_s - before == pytest.approx(3600.0, abs=1.0)
     assert 0.1 < waited_s < 30.0
@@ -152,7 +152,7 @@ def test_a_network_of_namespaces_carries_delays_and_cuts() -> None:
                     server.sendto(b"pong", address)
                 except TimeoutError:
                     pass  # it was lost
-                answer, _ = process.communicate(timeout=30)
+                answer, _ = process.communicate(timeout=TIMEOUT_S)
             return answer.strip()
 
         assert ping() == "pong"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import Shell, read_until, refused
 from training import WarmStack
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
@@ -32,18 +32,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
         yield stack
 
 
-@pytest.mark.timeout(180)
 def test_a_launcher_that_was_killed_goes_on_watching_its_job_to_the_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     with shell.start("run", "--attach", "--name", "mine", "train.py") as first:
         read_until(first, "mine submitted to")
-        wait_until((tmp_path / "began").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / "began").exists, description="the job to begin")
         first.kill()
     with shell.start("run", "--attach", "--name", "mine", "train.py") as second:
         read_until(second, "attached to mine")
         (tmp_path / "finish").touch()
-        out, err = second.communicate(timeout=60)
+        out, err = second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 0, out + err
     over = shell("run", "--attach", "--name", "mine", "train.py")
     assert (over.code, "mine completed" in over.out) == (0, True), over.out + over.err
@@ -81,7 +80,6 @@ def test_attaching_needs_a_holdfast_that_outlives_the_launcher(tmp_path: Path) -
     refused(Shell(tmp_path)("run", "--attach", "--local", "train.py"), "--attach cannot be used with --local")
 
 
-@pytest.mark.timeout(180)
 def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
@@ -97,7 +95,6 @@ def test_a_second_run_of_a_script_gets_a_name_of_its_own(stack: WarmStack, tmp_p
                 client.stop(name, "enough")
 
 
-@pytest.mark.timeout(180)
 def test_a_waiting_process_gets_the_reason(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
@@ -105,5 +102,5 @@ def test_a_waiting_process_gets_the_reason(stack: WarmStack, tmp_path: Path) -> 
         read_until(launcher, "wide needs 1 node with room for 8 workers; 0 are there, 1 missing; the largest")
         with Client(stack.api_url) as client:
             client.stop("wide", "enough")
-        out, err = launcher.communicate(timeout=60)
+        out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert "wide stopped: enough" in out, out + err

@@ -59,7 +59,6 @@ def test_a_stack_whose_directory_is_full_does_not_start(small: Path, tmp_path: P
     shell.assert_nothing_runs()
 
 
-@pytest.mark.timeout(180)
 def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Path) -> None:
     """The disk tier of the one node is too small for a shard: memory still holds the checkpoints."""
     pytest.importorskip("torch")
@@ -79,7 +78,7 @@ def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Pa
     with WarmStack(StackOptions(directory=directory, nodes=1)) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, 1)
         client.submit(job)
-        ended = wait_until(lambda: _ended(client), description="the job to end", timeout_s=120, poll_s=0.1)
+        ended = wait_until(lambda: _ended(client), description="the job to end", poll_s=0.1)
         wait_until(lambda: client.job("full")["step"] == 30, description="the last step to be counted")
         said = "\n".join(path.read_text(errors="replace") for path in node.rglob("*.log") if path.is_file())
     assert ended["phase"] == "completed", ended["reason"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from commands import Shell
 
 RAISES = """
@@ -15,7 +14,6 @@ main()
 """
 
 
-@pytest.mark.timeout(180)
 def test_an_error_of_the_script_is_not_worth_another_attempt(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RAISES)
     shell = Shell(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from commands import Shell, refused
 from training import WarmStack
 from waiting import wait_until
@@ -17,7 +16,6 @@ from holdfast.cli.stack_options import StackOptions
 RECORDED = Path(__file__).parents[2] / "data/nvml/two_gpus.jsonl"
 
 
-@pytest.mark.timeout(180)
 def test_the_gpus_of_a_node_are_asked_of_its_agent(tmp_path: Path) -> None:
     options = StackOptions(directory=tmp_path / "stack", nodes=1, environment={"HOLDFAST_NVML_REPLAY": str(RECORDED)})
     with WarmStack(options) as stack, Client(stack.api_url) as client:

@@ -9,7 +9,7 @@ import pytest
 from commands import Shell, read_until, refused
 from training import WarmStack
 from typer.testing import CliRunner
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.log_tail import LogTail
@@ -45,14 +45,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStack]:
         yield stack
 
 
-@pytest.mark.timeout(240)
 def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path, stack.for_commands)
     run = ("run", "--detach", "--name", "logged", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert shell(*run).code == 0
     for rank in range(2):
-        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin")
     running = shell("logs", "logged")
     assert running.out.splitlines() == ["rank 0 line 0", "rank 0 line 1", "rank 0 line 2", "100 %"]
     assert running.err.strip().endswith("/logs/logged/g1/rank-0.log")
@@ -62,7 +61,7 @@ def test_what_ranks_print_is_shown_while_they_run_and_after_their_end(stack: War
     with shell.start("logs", "logged", "-f", "-n", "1") as follower:
         read_until(follower, "100 %")
         (tmp_path / "go-on").touch()
-        out, err = follower.communicate(timeout=90)
+        out, err = follower.communicate(timeout=TIMEOUT_S)
     assert (follower.returncode, "the last line" in out) == (0, True), out + err
 
     first = shell("logs", "logged", "--first-error")
@@ -86,7 +85,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "far", "train.py").code == 0
-    wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
+    wait_until((tmp_path / "began-0").exists, description="the job to begin")
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
 
     def printed(*arguments: str) -> tuple[int, str, str]:
@@ -104,7 +103,7 @@ def test_the_log_of_a_rank_on_another_machine_comes_from_its_agent(
         tail = LogTail(client, "far", frozenset({0}))
         wait_until(
             lambda: any("rank 0 line 0" in line for line in tail.lines(client.job("far"))),
-            description="what `holdfast run` shows of it", timeout_s=30.0,
+            description="what `holdfast run` shows of it",
         )  # fmt: skip
         client.stop("far", "enough")
 
@@ -116,7 +115,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     run = ("run", "--detach", "--name", "remote", "--nproc-per-node", "2", "--max-restarts", "0", "train.py")
     assert Shell(tmp_path, stack.for_commands)(*run).code == 0
     for rank in range(2):
-        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin", timeout_s=60.0)
+        wait_until((tmp_path / f"began-{rank}").exists, description="the job to begin")
     monkeypatch.setattr("socket.gethostname", lambda: "login-1")
 
     def printed() -> tuple[int, str, str]:
@@ -127,11 +126,9 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
     assert code != 0
     assert "no rank of remote has left an exception on a node that was reached" in err
     (tmp_path / "go-on").touch()
-    wait_until(lambda: printed()[0] == 0, description="the exception", timeout_s=60.0)
+    wait_until(lambda: printed()[0] == 0, description="the exception")
     with Client(stack.api_url) as client:
-        wait_until(
-            lambda: client.rank_errors("remote")["decided_by"] == "incident", description="incident", timeout_s=30
-        )
+        wait_until(lambda: client.rank_errors("remote")["decided_by"] == "incident", description="incident")
         measured = client.rank_measurements("remote")
     assert measured["step_s"] == [], "the job is over"
     code, out, err = printed()
@@ -146,7 +143,7 @@ def test_the_first_error_of_a_rank_on_another_machine_comes_from_its_agent(
 def test_what_the_api_says_of_logs(stack: WarmStack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     assert Shell(tmp_path, stack.for_commands)("run", "--detach", "--name", "parts", "train.py").code == 0
-    wait_until((tmp_path / "began-0").exists, description="the job to begin", timeout_s=60.0)
+    wait_until((tmp_path / "began-0").exists, description="the job to begin")
     with Client(stack.api_url) as client:
         whole = client.rank_log("parts", 0, -1, 0, 4096)
         assert whole["offset"] == 0

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import httpx
-import pytest
 from commands import Shell, read_until
 from oidc_issuer import AUDIENCE, ROLES, issuing, rsa
 from ports import port_of, reserve_port
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
-pytestmark = pytest.mark.timeout(240)
 PORTS = ("--port", "0", "--control-port", "0", "--diagnostics-port", "0")
 
 
@@ -39,7 +37,7 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
             assert httpx.get(f"{api}/v1/jobs").status_code == 401
             wait_until(
                 lambda: httpx.get(f"{api}/v1/jobs", headers=headers).status_code == 200,
-                description="the keys of the issuer", timeout_s=60,
+                description="the keys of the issuer",
             )  # fmt: skip
             file.write_text(token)
             ada = Shell(tmp_path, {**environment, "HOLDFAST_API": api}, mark=shell.mark)
@@ -52,5 +50,5 @@ def test_commands_use_tokens_of_an_issuer_that_was_down_at_the_start(tmp_path: P
             expired = ada("jobs", "list")
             assert "has expired" in " ".join(expired.err.replace("│", " ").split()), expired.err
         process.terminate()
-        process.wait(60)
+        process.wait(TIMEOUT_S)
     shell.assert_nothing_runs()

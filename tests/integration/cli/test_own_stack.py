@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import Shell, read_until
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 SCRIPT = """
 import pathlib, sys, time
@@ -48,7 +48,6 @@ def on_disk(directory: Path) -> bool:
     return any((directory / "kept").glob("nodes/*/disk/own/**/rank-0.json"))
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_unasked(
     tmp_path: Path, ending: signal.Signals
@@ -58,10 +57,10 @@ def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_
     (tmp_path / "short.yaml").write_text(JOB.format(steps=1))
     shell = Shell(tmp_path)
     with shell.start("run", "--local", "--dir", "kept", "long.yaml") as process:
-        wait_until(lambda: on_disk(tmp_path), description="a checkpoint on the node's disk", timeout_s=120)
+        wait_until(lambda: on_disk(tmp_path), description="a checkpoint on the node's disk")
         process.send_signal(ending)
-        process.communicate(timeout=60)
-    wait_until(lambda: not shell.processes(), description="everything of it to be gone", timeout_s=30)
+        process.communicate(timeout=TIMEOUT_S)
+    wait_until(lambda: not shell.processes(), description="everything of it to be gone")
     assert begun(tmp_path) == [(0, 0)]
 
     refused = shell("run", "--local", "--dir", "kept", "short.yaml", timeout_s=120)
@@ -78,7 +77,6 @@ def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_
     shell.assert_nothing_runs()
 
 
-@pytest.mark.timeout(240)
 def test_an_interrupted_run_saves_before_it_stops(tmp_path: Path) -> None:
     """No save is due. The home directory cannot be written, so the command's own token is found nowhere but in its memory."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -94,7 +92,7 @@ def test_an_interrupted_run_saves_before_it_stops(tmp_path: Path) -> None:
         read_until(process, r"running .* step [1-9]")
         assert not on_disk(tmp_path)
         process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, said + errors
     assert on_disk(tmp_path)
     assert f"is retained on node-0 under {deep / 'nodes' / 'node-0' / 'disk' / 'own'}. To resume" in said

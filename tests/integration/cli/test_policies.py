@@ -15,8 +15,6 @@ from waiting import wait_until
 from holdfast.cli.client import Client
 from holdfast.cli.stack_options import StackOptions
 
-pytestmark = pytest.mark.timeout(180)
-
 TRAIN = "import time\nwhile True:\n    time.sleep(0.02)\n"
 POLICY = """\
 from holdfast.policy import restart
@@ -26,7 +24,7 @@ def decide(incident, job):
     return restart(f"says the {job.params['number']}")
 """
 STRICT = "from holdfast.policy import stop\n\n\ndef decide(incident, job):\n    return stop('one crash is enough')\n"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture

@@ -21,11 +21,9 @@ from holdfast.cli.protection import is_loopback, require_protection
 from holdfast.domain.errors import InvalidSpec
 from holdfast.runtime.survivors import find
 
-pytestmark = pytest.mark.timeout(240)
-
 PORTS = ("--port", "0", "--control-port", "0", "--diagnostics-port", "0")
 TOKEN = "a-token-of-the-api"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from bad_policies import POLICIES
 from commands import Shell, refused
 from training import WarmStack
+from waiting import TIMEOUT_S
 
 from holdfast.cli.client import Client
 from holdfast.cli.stack_options import JOIN_FILE, StackOptions
@@ -133,7 +134,7 @@ def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: WarmStack,
     (tmp_path / "kernel.log").touch()
     shell = Shell(tmp_path, environment)
     with shell.start_python("-c", INCOMPATIBLE) as agent:
-        out, err = agent.communicate(timeout=60)
+        out, err = agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 2, out + err
     line = err.strip().splitlines()[-1]
     assert line.startswith("holdfast agent: ")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import Shell
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 SEEDS = 100_000  # hours of work
 
@@ -42,7 +42,7 @@ def simulation(shell: Shell) -> Iterator[tuple[subprocess.Popen[str], list[psuti
 def test_the_end_of_one_process_ends_the_command_with_an_error(tmp_path: Path, ended_by: signal.Signals) -> None:
     with simulation(Shell(tmp_path)) as (command, processes):
         processes[0].send_signal(ended_by)
-        _, err = command.communicate(timeout=60)
+        _, err = command.communicate(timeout=TIMEOUT_S)
     assert command.returncode == 2, err
     assert "a process of the simulation was ended from outside" in err
     assert "Traceback" not in err, err

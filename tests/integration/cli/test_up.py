@@ -20,7 +20,7 @@ import psutil
 import pytest
 import redis
 from commands import MEMORY, Shell, read_until, refused
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli import api_token
 from holdfast.cli.client import Client
@@ -28,10 +28,8 @@ from holdfast.cli.connection import NoApi
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Unavailable
 
-pytestmark = pytest.mark.timeout(240)
-
 PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 SCRIPT = """
 import pathlib, sys, time
 beats = pathlib.Path(sys.argv[1])
@@ -69,7 +67,7 @@ class Up:
 
     def end(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
-        self.process.wait(60)
+        self.process.wait(TIMEOUT_S)
         self._reader.join()
 
 
@@ -218,7 +216,7 @@ def test_an_agent_of_another_fleet_is_refused_and_says_so(run: Run, tmp_path: Pa
             line = read_until(agent, "control session (refused|failed)", errors=True)
             assert "join token" in line.string
             agent.terminate()
-            agent.wait(60)
+            agent.wait(TIMEOUT_S)
     log = (run.root / "up" / "supervisor" / "supervisor.log").read_text()
     assert "agent of another fleet refused" in log
     assert token.read_text() not in log
@@ -256,9 +254,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_ranks_come_back(run: R
     before, worker = run.pid_of("node-0"), run.worker()
     psutil.Process(before).kill()
     run.up.wait_said("node-0 has exited; restarting")
-    wait_until(
-        lambda: run.job()["phase"] == "running" and run.worker() != worker, description="a new worker", timeout_s=90
-    )
+    wait_until(lambda: run.job()["phase"] == "running" and run.worker() != worker, description="a new worker")
     run.goes_on()
 
 

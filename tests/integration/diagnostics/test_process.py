@@ -15,15 +15,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from waiting import wait_until, wait_until_async
+from waiting import TIMEOUT_S, wait_until, wait_until_async
 from warm_processes import WarmProcess, warm
 
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.log.names import FINDINGS
 from holdfast.log.redis import RedisLog
 from holdfast.wire.events import decode_finding
-
-pytestmark = pytest.mark.timeout(60)
 
 # One rank on one node: connects, starts a generation, then beats for ever. Before each tick it prints the time.
 AGENT = """
@@ -78,7 +76,7 @@ def start(redis_url: str, directory: Path, **environment: str) -> WarmProcess:
 
 def refused(redis_url: str, directory: Path, **environment: str) -> str:
     """What it says when it ends at once, as it must."""
-    assert start(redis_url, directory, **environment).wait(30) == 2
+    assert start(redis_url, directory, **environment).wait(TIMEOUT_S) == 2
     said = (directory / "log").read_text()
     assert "Traceback" not in said
     return said
@@ -140,7 +138,7 @@ def test_a_stopped_agent_is_not_lost_before_the_silence_allows(redis_url: str, t
 def test_sigterm_ends_it_at_once_also_with_agents_connected(redis_url: str, tmp_path: Path) -> None:
     with diagnostics(redis_url, tmp_path) as (process, endpoint), agent(endpoint, "n0"):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_a_redis_that_does_not_answer_is_said_clearly(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
 from holdfast.wire.events import decode_finding, decode_steps
 from holdfast.wire.telemetry import encode_tick
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio]
 Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
 
 

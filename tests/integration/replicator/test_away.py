@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from replicator_node import Node, nodes
+from waiting import TIMEOUT_S
 
 from holdfast.domain.generations import ShardKey
 
@@ -31,7 +32,7 @@ def test_a_source_that_is_being_started_again_is_waited_for(tmp_path: Path) -> N
         with pytest.raises(TimeoutError):
             staged.result(0.5)
         a.start()  # as its agent starts it again: at the same address
-        assert staged.result(60).source == "a"
+        assert staged.result(TIMEOUT_S).source == "a"
 
 
 def test_nobody_is_waited_for_while_another_has_it(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def stalling_way(to: str, bytes_first: int) -> Iterator[tuple[str, threading.Eve
                 count += len(data)
                 if limit is not None and count > limit and not go_on.is_set():
                     stalled.set()
-                    go_on.wait(30)
+                    go_on.wait(TIMEOUT_S)
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):

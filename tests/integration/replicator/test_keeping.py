@@ -12,8 +12,6 @@ from waiting import wait_until
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.tiers import find
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def images(node: Node) -> list[Path]:
     return find(node.memory / JOB, "w*/*.image")

@@ -121,14 +121,14 @@ async def test_it_dies_with_us(tmp_path: Path, number: signal.Signals) -> None:
     child = await read_pid(tmp_path / "pid")
     await wait_until_async(lambda: "sleep" in Path(f"/proc/{child}/cmdline").read_text(), description="exec")
     us.send_signal(number)
-    us.wait(timeout=10)
+    us.wait(timeout=TIMEOUT_S)
     wait_until(lambda: gone(child), description="the child's end")
 
 
 def test_a_parent_that_died_before_the_tie_is_noticed() -> None:
     command = tied(["sleep", "300"])
     command[command.index(str(os.getpid()))] = "1"  # as if we had died and init had taken the child
-    assert subprocess.run(command, check=False, timeout=10).returncode == 137
+    assert subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode == 137
 
 
 async def test_only_the_main_thread_may() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.tracing import parse
 from holdfast.runtime import otlp, telemetry
@@ -57,7 +57,7 @@ input()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        wait_until(lambda: len(collector.metrics) == 4, description="metrics", timeout_s=20)
+        wait_until(lambda: len(collector.metrics) == 4, description="metrics")
         assert collector.metrics["holdfast.job.world_size"] == {
             (("holdfast.job", "gpt"),): 9,
             (("holdfast.job", "other"),): 2,
@@ -75,7 +75,7 @@ input()
             return len(collector.metrics["holdfast.job.world_size"]) == 1
 
         wait_until(ended, description="the end of a series")
-        process.communicate("\n", timeout=20)
+        process.communicate("\n", timeout=TIMEOUT_S)
     assert process.returncode == 0
     incident, decision = sorted(collector.spans, key=lambda span: span.name, reverse=True)
     assert (incident.trace_id, incident.span_id, incident.parent_id) == ("a" * 32, "b" * 16, "")
@@ -120,7 +120,7 @@ assert all(failures)
 """
     environment = {**os.environ, telemetry.ENV_ENDPOINT: "http://127.0.0.1:9", otlp.ENV_METRICS_EVERY_MS: "100"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     [line] = done.stderr.splitlines()

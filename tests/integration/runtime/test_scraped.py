@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from training import WarmStack
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.stack_options import StackOptions
@@ -63,7 +63,7 @@ def test_each_metric_has_the_name_that_dashboard_and_alerts_ask_for() -> None:
         assert reported["on"]
         [served] = [line["url"] for line in reported["said"] if line["event"] == "metrics are served"]
         families = scrape(served)
-        process.communicate("\n", timeout=20)
+        process.communicate("\n", timeout=TIMEOUT_S)
     samples = {sample.name: sample for family in families.values() for sample in family.samples}
     for metric in METRICS:
         name = f"{metric.prometheus_name}_sum" if metric.kind == "histogram" else metric.prometheus_name
@@ -82,7 +82,12 @@ def test_a_service_works_without_its_metrics(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}" if kind == "in use" else "192.0.2.1:9464"
         done = subprocess.run(
-            [sys.executable, "-c", SERVICE, listen], input="\n", capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", SERVICE, listen],
+            input="\n",
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_S,
         )
     reported = json.loads(done.stdout)
     assert not reported["on"]
@@ -91,7 +96,6 @@ def test_a_service_works_without_its_metrics(kind: str) -> None:
     assert warning["setting"] == "HOLDFAST_METRICS_LISTEN"
 
 
-@pytest.mark.timeout(180)
 def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
     environment = {
         "HOLDFAST_METRICS_LISTEN": ANY_PORT,
@@ -113,10 +117,10 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
             return str(json.loads(served[-1])["url"]) if served else ""
 
         for service in logs:
-            wait_until(lambda: bool(url_of(service)), description=f"the metrics of {service}", timeout_s=60)  # noqa: B023
+            wait_until(lambda: bool(url_of(service)), description=f"the metrics of {service}")  # noqa: B023
             assert "process_resident_memory_bytes" in scrape(url_of(service))
         with Client(stack.api_url) as client:
-            wait_until(lambda: len(list(client.nodes())) == 1, description="the node", timeout_s=60)
+            wait_until(lambda: len(list(client.nodes())) == 1, description="the node")
 
         def samples(service: str, family: str) -> list[Sample]:
             found = scrape(url_of(service)).get(family)
@@ -124,10 +128,10 @@ def test_every_service_of_a_stack_is_scraped(tmp_path: Path) -> None:
 
         wait_until(
             lambda: sum(each.value for each in samples("supervisor", "holdfast_nodes")) == 1,
-            description="the node among the supervisor's metrics", timeout_s=60,
+            description="the node among the supervisor's metrics",
         )  # fmt: skip
         labels = {"holdfast_node": "node-0", "holdfast_gpu": "0"}
         wait_until(
             lambda: any(each.labels == labels for each in samples("agent", "holdfast_gpu_temperature_celsius")),
-            description="the recorded GPU", timeout_s=60,
+            description="the recorded GPU",
         )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 SERVE_FOR_EVER = """
     async def serve(settings):
@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def end(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str]:
     for number in signals:
         process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, errors
 
 

@@ -236,7 +236,7 @@ def test_a_second_supervisor_process_answers_as_the_first(tmp_path: Path) -> Non
         }
         with subprocess.Popen([sys.executable, "-m", "holdfast.supervisor"], env={**os.environ, **settings}) as standby:
             try:
-                wait_until(ready.exists, description="the standby to serve", timeout_s=30.0)
+                wait_until(ready.exists, description="the standby to serve")
                 url = httpx.Response(200, content=ready.read_bytes()).json()["api"]
                 with Client(url, token=settings["HOLDFAST_API_TOKEN"]) as client:
                     client.submit({"name": "far", "script": "/train.py"})

@@ -41,7 +41,7 @@ async def until(supervisor: Running, name: str, **wanted: Any) -> dict[str, Any]
         found = next((each for each in items if each["node"] == name), None)
         return found if found is not None and wanted.items() <= found.items() else None
 
-    return dict(await wait_until_async(there, description=f"{name} with {wanted}", timeout_s=90))
+    return dict(await wait_until_async(there, description=f"{name} with {wanted}"))
 
 
 async def test_notices_and_zones_follow_the_cluster_and_survive_a_change_of_leader(

@@ -19,7 +19,7 @@ from supervising import (
     start_supervisor,
     until_phase,
 )
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.domain.orders import Prepare
 from holdfast.log.keys import Keys
@@ -40,7 +40,7 @@ async def confirmed(supervisor: Running, job: str) -> None:
             answer = await client.get(f"/v1/jobs/{job}")
         return answer.status_code == 200 and answer.json()["phase"] == "running"
 
-    await wait_until_async(running, description=f"{job} to run", timeout_s=60)
+    await wait_until_async(running, description=f"{job} to run")
 
 
 async def leads_since(supervisors: list[Running], epoch: int) -> Running:
@@ -55,7 +55,7 @@ async def leads_since(supervisors: list[Running], epoch: int) -> Running:
                 return each
         return None
 
-    return await wait_until_async(found, description="a later leader", timeout_s=60)
+    return await wait_until_async(found, description="a later leader")
 
 
 async def asked_after_a_renewal(redis: aioredis.Redis, *, standby: bool) -> None:
@@ -69,10 +69,10 @@ async def asked_after_a_renewal(redis: aioredis.Redis, *, standby: bool) -> None
     async def asked() -> bool:
         return bool(await redis.exists(keys.candidate("supervisor")))
 
-    await wait_until_async(renewed, description="a renewal", timeout_s=60)
+    await wait_until_async(renewed, description="a renewal")
     if standby:
         await redis.delete(keys.candidate("supervisor"))
-        await wait_until_async(asked, description="the standby to ask", timeout_s=60)
+        await wait_until_async(asked, description="the standby to ask")
 
 
 async def reported(supervisor: Running) -> list[str]:
@@ -110,7 +110,7 @@ async def test_an_emptied_redis_gets_its_state_back(redis_url: str, tmp_path: Pa
             assert await leads_since([first, *others], epoch) is first
             await confirmed(first, "gpt")
             assert orders(agents) == before, "a healthy job got orders"
-            with anyio.fail_after(30):
+            with anyio.fail_after(TIMEOUT_S):
                 assert "put back from this supervisor's memory" in (await reported(first))[-1]
             await publish(log, crash("gpt", 1, "n1", 0))
 
@@ -118,7 +118,7 @@ async def test_an_emptied_redis_gets_its_state_back(redis_url: str, tmp_path: Pa
                 incidents = (await first.get("/v1/incidents"))["items"]
                 return [each["state"] for each in incidents] == ["resolved"]
 
-            await wait_until_async(resolved, description="the incident to be resolved", timeout_s=60)
+            await wait_until_async(resolved, description="the incident to be resolved")
             for agent in agents:
                 prepared = agent.generations(Prepare)
                 assert len(prepared) == len(set(prepared)) == 2
@@ -174,10 +174,10 @@ async def test_a_state_that_nobody_has_is_reported_as_lost(redis_url: str, tmp_p
         async def released() -> bool:
             return not await redis.keys("*:lease:*")
 
-        await wait_until_async(released, description="the supervisor to end", timeout_s=30)
+        await wait_until_async(released, description="the supervisor to end")
         await redis.flushall()
         again = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), times=BRIEF)
         assert (await again.get("/v1/jobs"))["items"] == []
-        with anyio.fail_after(30):
+        with anyio.fail_after(TIMEOUT_S):
             assert "no supervisor has them in memory" in (await reported(again))[-1]
         tasks.cancel_scope.cancel()

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from eventlogs import redis_log
 from supervising import PlayedAgent, Running, publish, start_supervisor
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check, Preflight
@@ -121,7 +121,7 @@ async def test_nodes_that_a_job_lacks_are_asked_for_and_the_answer_is_recorded(
         )
         headers, said = {"Last-Event-ID": "0"}, ""
         async with supervisor.client() as client, client.stream("GET", "/v1/events", headers=headers) as events:
-            with anyio.fail_after(30):
+            with anyio.fail_after(TIMEOUT_S):
                 async for text in events.aiter_text():
                     said += text
                     if "the group has 3 machines soon" in said:

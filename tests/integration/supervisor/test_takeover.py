@@ -57,7 +57,7 @@ async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, m
                 mortal.die_when(moment_of_the_first, after=after)
             await publish(mortals["b"], crash("gpt", 1, "n1", 0))
             await wait_until_async(
-                lambda: any(mortal.dead for mortal in mortals.values()), description="the leader's death", timeout_s=40
+                lambda: any(mortal.dead for mortal in mortals.values()), description="the leader's death"
             )
             second = next(supervisors[name] for name, mortal in mortals.items() if not mortal.dead)
 
@@ -65,7 +65,7 @@ async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, m
                 incidents = (await second.get("/v1/incidents"))["items"]
                 return bool(incidents) and incidents[0]["state"] == "resolved"
 
-            await wait_until_async(recovered, description="the incident to be resolved", timeout_s=40)
+            await wait_until_async(recovered, description="the incident to be resolved")
             job = await until_phase(second, "gpt", "running")
             incidents = (await second.get("/v1/incidents"))["items"]
             assert len(incidents) == 1

@@ -45,7 +45,7 @@ async def resolved(supervisor: Running, count: int = 1) -> list[Any]:
         done = len(incidents) >= count and all(incident["state"] == "resolved" for incident in incidents)
         return incidents if done else None
 
-    return await wait_until_async(there, description=f"{count} resolved incidents", timeout_s=40)
+    return await wait_until_async(there, description=f"{count} resolved incidents")
 
 
 async def takes_the_lead(supervisor: Running, redis: aioredis.Redis) -> None:
@@ -57,7 +57,7 @@ async def takes_the_lead(supervisor: Running, redis: aioredis.Redis) -> None:
         await redis.delete(Keys(FLEET).lease("supervisor"))
         return False
 
-    await wait_until_async(leads, description="another leader", timeout_s=30, poll_s=1.0)
+    await wait_until_async(leads, description="another leader", poll_s=1.0)
 
 
 def assert_prepared_once(agents: list[PlayedAgent]) -> None:
@@ -88,7 +88,7 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
             async def has_noticed() -> bool:
                 return not (await stale.get("/v1/version"))["leader"]
 
-            await wait_until_async(has_noticed, description="the first one to notice", timeout_s=30)
+            await wait_until_async(has_noticed, description="the first one to notice")
             # One that comes now and asks again. Of the first two nothing is certain: a write that meets the end of its stream
             # replaces the reason by gRPC's own.
             late = PlayedAgent("n3", [stale.control])
@@ -96,7 +96,6 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
             await wait_until_async(
                 lambda: any("not the leader" in refusal for refusal in late.refusals),
                 description="an agent to be sent away by the first one",
-                timeout_s=30,
             )
         tasks.cancel_scope.cancel()
 
@@ -120,7 +119,7 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             async def unhealthy() -> bool:
                 return (await client.get("/healthz")).status_code == 503
 
-            await wait_until_async(unhealthy, description="the health check to say so", timeout_s=30)
+            await wait_until_async(unhealthy, description="the health check to say so")
             assert "is full" in (await client.get("/healthz")).json()["detail"]
             assert "is full" in (await supervisor.get("/v1/version"))["trouble"]
             assert "is full" in (await supervisor.get("/v1/jobs/gpt"))["reason"]
@@ -136,7 +135,7 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             async def healthy() -> bool:
                 return (await client.get("/healthz")).status_code == 200
 
-            await wait_until_async(healthy, description="the health check to be content", timeout_s=30)
+            await wait_until_async(healthy, description="the health check to be content")
             assert "is full" not in (await supervisor.get("/v1/jobs/gpt"))["reason"]
         tasks.cancel_scope.cancel()
     await log.aclose()
@@ -154,12 +153,12 @@ async def test_a_leader_that_may_not_read_says_so(own_server: RedisServer, tmp_p
             async def is_unhealthy() -> bool:
                 return not await is_healthy()
 
-            await wait_until_async(is_healthy, description="the supervisor to lead", timeout_s=30)
+            await wait_until_async(is_healthy, description="the supervisor to lead")
             await redis.execute_command("ACL", "SETUSER", "default", "-xreadgroup")  # type: ignore[no-untyped-call]
-            await wait_until_async(is_unhealthy, description="the health check to say so", timeout_s=30)
+            await wait_until_async(is_unhealthy, description="the health check to say so")
             assert "no permissions to run the 'xreadgroup' command" in (await client.get("/healthz")).json()["detail"]
             await redis.execute_command("ACL", "SETUSER", "default", "+xreadgroup")  # type: ignore[no-untyped-call]
-            await wait_until_async(is_healthy, description="the health check to be content", timeout_s=30)
+            await wait_until_async(is_healthy, description="the health check to be content")
         tasks.cancel_scope.cancel()
 
 

@@ -19,7 +19,7 @@ from waiting import wait_until_async
 from benchmarks.soak.clock import Clocks
 from holdfast.domain.orders import Prepare, Start
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio]
 
 RUNNING, ANNOUNCED, IDLE = ("n1", "n2"), "n3", "n4"
 EVENT = "the machine is moved"

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 from leftovers import MARK, marked
 from ports import reserve_port
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 from warm_processes import STACK, WarmProcess, warm
 
 SCRIPT = """
@@ -42,16 +41,15 @@ def torchrun(directory: Path, how: str) -> Iterator[WarmProcess]:
         yield launcher
     finally:
         launcher.kill()
-        launcher.wait(30)
+        launcher.wait(TIMEOUT_S)
         for each in marked(str(directory)):
             each.kill()
 
 
-@pytest.mark.timeout(180)
 def test_ranks_are_children_of_torchrun_in_sessions_of_their_own_and_outlive_it(tmp_path: Path) -> None:
     with torchrun(tmp_path, "waits") as launcher:
         paths = [tmp_path / rank for rank in ("0", "1")]
-        wait_until(lambda: all(path.exists() for path in paths), description="both ranks", timeout_s=90)
+        wait_until(lambda: all(path.exists() for path in paths), description="both ranks")
         ranks = [each for each in psutil.Process(launcher.pid).children() if "-u" in each.cmdline()]
         assert len(ranks) == 2, [each.cmdline() for each in psutil.Process(launcher.pid).children(recursive=True)]
         for rank in ranks:
@@ -63,13 +61,12 @@ def test_ranks_are_children_of_torchrun_in_sessions_of_their_own_and_outlive_it(
             assert (said["first"], said["through"]) == (str(tmp_path), True)
             assert not set(said["modules"]) & {*OF_SERVICES, "holdfast.train.template"}
         launcher.kill()
-        launcher.wait(30)
+        launcher.wait(TIMEOUT_S)
         alone = {each.pid for each in ranks}
         wait_until(lambda: {each.pid for each in marked(str(tmp_path))} == alone, description="its helper's end")
 
 
-@pytest.mark.timeout(180)
 def test_the_exit_code_of_a_rank_is_in_the_report_of_torchrun(tmp_path: Path) -> None:
     with torchrun(tmp_path, "fails") as launcher:
-        assert launcher.wait(90) == 1
+        assert launcher.wait(TIMEOUT_S) == 1
         assert "exitcode  : 7 (pid: " in (tmp_path / "log").read_text()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from json_server import JsonHandler, serving
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
@@ -215,7 +215,7 @@ def test_an_api_that_refuses_is_logged_once_and_nothing_is_invented(
     ) or pytest.fail("rank 0 logs"):
         train(run, 1)
         for _ in range(3):
-            assert asked.acquire(timeout=60)
+            assert asked.acquire(timeout=TIMEOUT_S)
     assert [record.message for record in caplog.records if "cannot be read" in record.message] == [
         "goodput and incidents are not logged while the Holdfast API cannot be read: HTTP Error 401: Unauthorized"
     ]
@@ -310,7 +310,7 @@ def test_mlflow_continues_the_run_of_the_submission(
         sinks = loggers.Mlflow(run_id, tracking_uri=uri), after
         with loggers.attach(run, *sinks, every_s=SOON_S, supervisor=supervisor) or pytest.fail("rank 0 logs"):
             train(run, 1)
-            assert after.flushed.wait(60), "the first report, with what the API says, was written"
+            assert after.flushed.wait(TIMEOUT_S), "the first report, with what the API says, was written"
     (run_id,) = ids
     sizes = client.get_metric_history(run_id, "holdfast/world_size")
     assert {each.step for each in sizes} == {1, 21}
@@ -360,9 +360,9 @@ def test_a_logger_that_fails_does_not_end_the_training_and_its_texts_are_written
     with loggers.attach(run, sink, every_s=SOON_S) or pytest.fail("rank 0 logs"):
         train(run, 2)
         for _ in range(3):
-            assert sink.tried.acquire(timeout=60)
+            assert sink.tried.acquire(timeout=TIMEOUT_S)
         sink.failing = False
-        assert sink.flushed.wait(60)
+        assert sink.flushed.wait(TIMEOUT_S)
     assert [entry.id for entry in sink.entries] == ["generation-1"]
     assert [record.message for record in caplog.records] == [
         "Recorded cannot be written: OSError('no route to host'). Training continues"

@@ -14,7 +14,7 @@ from train_workers import EXAMPLES
 from warm_processes import STACK, warm
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
-TIMEOUT_S = 60
+TIMEOUT_S = 120.0
 
 
 def start(*command: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -46,7 +46,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_rank_costs_time_and_nothing_else(tmp_path: Path, uninterrupted: Path) -> None:
     mesh = {"dp": 2}
-    with Workers(tmp_path, mesh=mesh, args=gpt(tmp_path)) as workers:
+    # Long steps: from step 12 to the last there are seconds in which to kill a rank.
+    with Workers(tmp_path, mesh=mesh, args=gpt(tmp_path, "--step-s-min", "0.4")) as workers:
         workers.wait_for("step", step=12)
         workers.kill(1)
         workers.end()

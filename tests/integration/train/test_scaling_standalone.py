@@ -22,7 +22,7 @@ from warm_processes import STACK, warm
 from holdfast.domain.worker import EXIT_INTERRUPTED
 
 SCRIPT = Path(scaling_train.__file__)
-TIMEOUT_S = 90.0
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture
@@ -55,7 +55,6 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_one_and_two_again_have_the_rates_of_an_undisturbed_run(tmp_path: Path, checkpoints: Path) -> None:
     out = tmp_path / "out"
     for ranks, steps in ((2, 10), (0, 20), (2, 30)):
@@ -72,7 +71,6 @@ def test_two_ranks_one_and_two_again_have_the_rates_of_an_undisturbed_run(tmp_pa
     assert sorted(each["rank"] for each in reported[1:]) == [0, 1]
 
 
-@pytest.mark.timeout(300)
 def test_sigterm_tells_the_script_before_the_last_save(tmp_path: Path, checkpoints: Path) -> None:
     out = tmp_path / "out"
     process = begin(0, 1_000_000, out, checkpoints, step_s=0.02)

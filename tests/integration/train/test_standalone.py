@@ -26,7 +26,7 @@ from holdfast.domain.worker import EXIT_INTERRUPTED
 
 SCRIPT = examples() / "torchrun" / "train_checkpoints.py"
 STEPS = 60
-TIMEOUT_S = 90.0
+TIMEOUT_S = 120.0
 
 
 class Launch:
@@ -164,10 +164,9 @@ def undisturbed(launch: StartLaunch, steps: int = STEPS) -> dict[int, str]:
     return losses(calm)
 
 
-@pytest.mark.timeout(300)
 def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(launch: StartLaunch, tmp_path: Path) -> None:
     expected = undisturbed(launch)
-    first = launch(step_s=0.05)
+    first = launch(step_s=0.2)  # from step 30 to the last there are seconds in which to kill it
     first.reaches("step 30 ")
     first.kill()
     assert images_of(tmp_path / "ckpt").exists()
@@ -182,7 +181,6 @@ def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(launch: StartLaunch, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_with_its_memory_lost_a_run_goes_on_from_disk(launch: StartLaunch, tmp_path: Path) -> None:
     expected = undisturbed(launch)
     first = launch(step_s=0.05)
@@ -200,7 +198,6 @@ def test_with_its_memory_lost_a_run_goes_on_from_disk(launch: StartLaunch, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_rank_saves_one_step_of_all_and_leaves(launch: StartLaunch, tmp_path: Path, rank: int) -> None:
     first = launch(steps=100_000, step_s=0.02)
@@ -215,7 +212,6 @@ def test_sigterm_to_one_rank_saves_one_step_of_all_and_leaves(launch: StartLaunc
     assert f"starts at step {newest}" in second.text
 
 
-@pytest.mark.timeout(300)
 def test_the_others_of_a_killed_rank_leave_without_waiting_for_their_grace(launch: StartLaunch) -> None:
     """torchrun sends them SIGTERM and waits. (What follows in its second life is torchrun's affair, and unsteady there.)"""
     first = launch(step_s=0.05, steps=100_000)
@@ -226,7 +222,6 @@ def test_the_others_of_a_killed_rank_leave_without_waiting_for_their_grace(launc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_sigusr1_saves_and_training_goes_on(launch: StartLaunch, tmp_path: Path) -> None:
     interval = 40  # the step that the signal saves stays on disk for as long as this takes, at least
     first = launch(steps=100_000, step_s=0.02, save_every=interval)
@@ -243,7 +238,6 @@ def test_sigusr1_saves_and_training_goes_on(launch: StartLaunch, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_fewer_and_more_ranks_take_the_state_of_a_replica(launch: StartLaunch) -> None:
     for ranks, steps, start in ((2, 20, 0), (0, 40, 20), (4, 60, 40)):
         each = launch(ranks=ranks, steps=steps)
@@ -252,7 +246,6 @@ def test_fewer_and_more_ranks_take_the_state_of_a_replica(launch: StartLaunch) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_second_run_in_the_directory_is_refused_and_the_first_goes_on(launch: StartLaunch) -> None:
     first = launch(steps=100_000, step_s=0.02)
     first.reaches("step 10 ")
@@ -265,7 +258,6 @@ def test_a_second_run_in_the_directory_is_refused_and_the_first_goes_on(launch: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ranks_that_have_changed_places_find_their_shards_on_the_other_node(launch: StartLaunch) -> None:
     """Two nodes with a directory each; the second time each has the other's directory and memory."""
     for steps, names in ((20, ("a", "b")), (40, ("b", "a"))):
@@ -288,7 +280,6 @@ def two_nodes(launch: StartLaunch, names: Sequence[str], *, steps: int, step_s: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_node_that_is_replaced_gets_its_shard_from_its_partner(launch: StartLaunch, tmp_path: Path) -> None:
     expected = undisturbed(launch)
     first = two_nodes(launch, ("a", "b"), steps=STEPS, step_s=0.05)
@@ -312,7 +303,6 @@ def test_a_node_that_is_replaced_gets_its_shard_from_its_partner(launch: StartLa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_sharded_state_is_put_together_anew_for_another_number_of_ranks(tmp_path: Path) -> None:
     """FSDP2 by environment alone: the script says nothing about checkpoints."""
 

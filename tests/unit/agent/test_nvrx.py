@@ -90,7 +90,7 @@ async def first(collector: NvrxCollector) -> HealthChecks:
     seen = list[NodeSignal]()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(collector.run, seen.append)
-        await wait_until_async(lambda: bool(seen), description="its first word", timeout_s=20.0)
+        await wait_until_async(lambda: bool(seen), description="its first word")
         tasks.cancel_scope.cancel()
     assert isinstance(seen[0], HealthChecks)
     return seen[0]

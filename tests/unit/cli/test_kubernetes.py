@@ -315,7 +315,7 @@ def test_an_agent_that_crashes_is_started_again_and_one_that_has_left_does_not_c
     (tmp_path / "agent.py").write_text(AGENT)
     with subprocess.Popen([sys.executable, "-c", POD, str(tmp_path)]) as pod:
         try:
-            wait_until((tmp_path / "ready").exists, description="a second agent", timeout_s=30)
+            wait_until((tmp_path / "ready").exists, description="a second agent")
             pod.terminate()
             assert pod.wait(30) == SUSPENDED
         finally:

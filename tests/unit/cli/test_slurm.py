@@ -308,7 +308,7 @@ def test_an_agent_that_crashes_is_restarted_and_gets_the_notice_of_the_end_and_i
         killer.start()
         try:
             runs = tmp_path / "runs"
-            wait_until(lambda: runs.exists() and len(runs.read_text()) == 2, description="a second agent", timeout_s=30)
+            wait_until(lambda: runs.exists() and len(runs.read_text()) == 2, description="a second agent")
             Ending("8", time.time() + 1).write(tmp_path)  # another allocation's
             Ending("7", time.time() + 3600).write(tmp_path)
             assert not (tmp_path / "received").exists()

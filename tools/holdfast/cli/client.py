@@ -115,9 +115,8 @@ class Client(Connection):
         `loss_percent` is for a lossy link, `offset_s` for a jump of the clock.
         """
         details = {"loss_percent": loss_percent, "offset_s": offset_s}
-        given = {
-            name: value for name, value in details.items() if value is not None
-        }  # a supervisor of an earlier version has neither field
+        # a supervisor of an earlier version has neither field
+        given = {name: value for name, value in details.items() if value is not None}
         body = {"kind": kind, "rank": rank, "for_s": for_s, "xid": xid, **given}
         return self.command(api_path("jobs", name, "faults"), body)
 

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any, NoReturn, Self
 from urllib.parse import quote
 
@@ -143,9 +142,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def events(self) -> Iterator[tuple[str, Json]]:

@@ -23,9 +23,8 @@ def keys(model: type[BaseModel] = JobFile, above: str = "") -> Iterator[tuple[st
     """(dotted key, its field, the field's JSON schema) of every key that a job file may have, in the order of the model. What a
     mapping with free names holds is in the schema of its key."""
     schema = model.model_json_schema()
-    whole = [
-        each for each in (schema, *schema.get("anyOf", ())) if "properties" in each
-    ]  # a part may have a short form, too
+    # a part may have a short form, too
+    whole = [each for each in (schema, *schema.get("anyOf", ())) if "properties" in each]
     shapes = whole[0]["properties"]
     for name, info in model.model_fields.items():
         yield f"{above}{name}", info, shapes[name]

@@ -180,18 +180,14 @@ def run(
     ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee, spec.mesh)
     _ranks_exist(ranks, spec)
     url = _running_api(api, local)
-    if detach and not url:
-        raise Unavailable(
-            f"--detach needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
-            if not local
-            else "--detach cannot be used with --local, because the local stack ends with this command; leave one of them out"
-        )
-    if attach and not url:
-        raise Unavailable(
-            f"--attach needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
-            if not local
-            else "--attach cannot be used with --local, because the local stack ends with this command; leave one of them out"
-        )
+    for option, is_set in (("--detach", detach), ("--attach", attach)):
+        if is_set and not url:
+            raise Unavailable(
+                f"{option} needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
+                if not local
+                else f"{option} cannot be used with --local, because the local stack ends with this command; "
+                "leave one of them out"
+            )
     if directory is not None and url:
         raise InvalidSpec(
             "--dir",

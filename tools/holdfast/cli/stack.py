@@ -27,7 +27,6 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.markup import escape
@@ -99,9 +98,7 @@ class LocalStack:
         self._leaves_on_error = self._options.stays
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
         if isinstance(error, Exception) and self._leaves_on_error:
             with contextlib.suppress(OSError):  # the terminal may be what failed
@@ -191,9 +188,8 @@ class LocalStack:
             )
         if other := [
             f"{flag} {value}"
-            for flag, value in (
-                protection.shown({}) | {"--insecure": False, "--user": ""} | dict(record.flags)
-            ).items()  # older records do not say
+            # older records do not say
+            for flag, value in (protection.shown({}) | {"--insecure": False, "--user": ""} | dict(record.flags)).items()
             if self._options.flags.get(flag) != value
         ]:
             raise Conflict(

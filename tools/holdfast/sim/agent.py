@@ -20,33 +20,10 @@ from holdfast.agent.generations import Generations, Preparation
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
 from holdfast.agent.reports import Reports
+from holdfast.domain import orders
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
-from holdfast.domain.orders import (
-    CheckLink,
-    CheckpointNow,
-    Hello,
-    Inject,
-    Inventory,
-    Order,
-    Prepare,
-    PrepareTemplate,
-    Prune,
-    RanksFinished,
-    RanksStarted,
-    RanksStepping,
-    RebootNode,
-    Report,
-    ResetGpu,
-    RestartAgent,
-    SaveStage,
-    SetInterval,
-    Start,
-    StepReached,
-    Stop,
-    Tested,
-    WorkersChanged,
-)
+from holdfast.domain.orders import Order, Report
 from holdfast.replicator.view import Held, View
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
@@ -71,7 +48,7 @@ class Surroundings(Protocol):
     """The interface of the world that a node uses."""
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
-    def beat(self, agent: Agent, session: int, first_steps: Sequence[RanksStepping]) -> None: ...
+    def beat(self, agent: Agent, session: int, first_steps: Sequence[orders.RanksStepping]) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
     def replicator_of(self, node: str) -> Replicator | None: ...
     def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None: ...
@@ -155,7 +132,7 @@ class Agent:
         self.generations = Generations()
         self.version = self.reported = 1
         for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
-            if not isinstance(self.orders[command_id], ResetGpu | RebootNode):
+            if not isinstance(self.orders[command_id], orders.ResetGpu | orders.RebootNode):
                 self.executed.pop(command_id, None)
         self.admission = self._begin_admission()
         self.resetting = False
@@ -188,7 +165,7 @@ class Agent:
         ):
             self.preflight, self.busy = self.returns.tests(self.clock.now()), False
             self.tested_at = self.world.now
-            self.report(Tested(self.preflight))
+            self.report(orders.Tested(self.preflight))
         self.world.after(LOOK_S, self._unless_ended(self._test_itself))
 
     def die(self, *, machine: bool, disk: bool = False) -> None:
@@ -211,7 +188,7 @@ class Agent:
     def connect(self, session: int) -> None:
         self.session = session
         tested = self.preflight if self.returns is not None else None
-        hello = Hello(self.facts(), self.running, tested, self.version, self.ended)
+        hello = orders.Hello(self.facts(), self.running, tested, self.version, self.ended)
         self.reports.greet(hello, [self.replicator.inventory(job) for job in sorted(self.replicator.jobs) or [JOB]])
         self._reporting.begin()
         self._send()
@@ -229,7 +206,7 @@ class Agent:
             if numbered is None:
                 self.beat()
                 continue
-            job = numbered.report.job if isinstance(numbered.report, Inventory) else ""
+            job = numbered.report.job if isinstance(numbered.report, orders.Inventory) else ""
             self._reporting.sent(numbered, self.replicator.files(job))
             self.around.deliver(self, self.session, numbered.seq, numbered.report)
 
@@ -267,7 +244,7 @@ class Agent:
         return (*badly, *(WorkerEnded(job, number, rank, exit_code=0) for rank in sorted(workers.done)))
 
     @property
-    def steps(self) -> tuple[StepReached, ...]:
+    def steps(self) -> tuple[orders.StepReached, ...]:
         """The newest steps in this node's heartbeats."""
         workers = self.workers
         if workers is None or not workers.started or not workers.step:
@@ -275,12 +252,12 @@ class Agent:
         return (_reached(workers.order.job, workers.order.generation, workers.step),)
 
     @property
-    def begun(self) -> tuple[RanksStarted, ...]:
+    def begun(self) -> tuple[orders.RanksStarted, ...]:
         """The generation that this node's heartbeats name as started: it has not stepped yet."""
         workers = self.workers
         if workers is None or not workers.started or workers.step or not self.starts_in_beats:
             return ()
-        return (RanksStarted(workers.order.job, workers.order.generation),)
+        return (orders.RanksStarted(workers.order.job, workers.order.generation),)
 
     def workers_changed(self) -> None:
         """Record a change of the set of workers. The training notices it at once, the supervisor gets a report after
@@ -292,7 +269,7 @@ class Agent:
     def _report_workers(self) -> None:
         if self.version != self.reported:
             self.reported = self.version
-            self.report(WorkersChanged(self.version, self.running, self.ended))
+            self.report(orders.WorkersChanged(self.version, self.running, self.ended))
 
     def facts(self) -> NodeFacts:
         return NodeFacts(
@@ -338,7 +315,7 @@ class Agent:
             return
         self._forget_oldest()
         self.executed[command_id] = self.executed.get(command_id, 0) + 1
-        if self.executed[command_id] > 1 and not isinstance(order, PrepareTemplate):
+        if self.executed[command_id] > 1 and not isinstance(order, orders.PrepareTemplate):
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         if self.world.tracing:
@@ -346,7 +323,7 @@ class Agent:
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
-            if not (isinstance(order, Start) and answer.ok and self.starts_in_beats):  # heartbeats answer it
+            if not (isinstance(order, orders.Start) and answer.ok and self.starts_in_beats):  # heartbeats answer it
                 self.report(answer)
 
         try:
@@ -370,46 +347,46 @@ class Agent:
 
     def _carry_out(self, order: Order, done: Done) -> None:
         match order:
-            case Prepare():
+            case orders.Prepare():
                 self._prepare(order, done)
-            case Start():
+            case orders.Start():
                 self._start(order)
                 done(Outcome())
-            case Stop():
+            case orders.Stop():
                 self._stop(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: done(Outcome())))
-            case CheckpointNow(stage=SaveStage.PROPOSED.value):
+            case orders.CheckpointNow(stage=orders.SaveStage.PROPOSED.value):
                 self._workers_of(order)
                 self.world.soon(0.001, 0.1, self._unless_ended(lambda: self._vote(order, done)))
-            case CheckpointNow(stage=SaveStage.VOID.value):
+            case orders.CheckpointNow(stage=orders.SaveStage.VOID.value):
                 self._workers_of(order).proposed.discard(order.at_step)
                 done(Outcome())
-            case CheckpointNow():
+            case orders.CheckpointNow():
                 if order.to_object_store:
                     self.replicator.upload(order.job, order.generation, order.at_step)
                 if not order.to_object_store or self.workers is not None:  # they may have saved this step and ended
                     self._workers_of(order).save(order)
                 done(Outcome())
-            case SetInterval():
+            case orders.SetInterval():
                 self._workers_of(order).change_interval(order)
                 done(Outcome())
-            case Inject():
+            case orders.Inject():
                 raise Conflict("not modelled: the simulator causes its own faults")
-            case Prune():
+            case orders.Prune():
                 self.replicator.prune(order.job, frozenset(order.steps))
                 done(Outcome())
-            case PrepareTemplate():
+            case orders.PrepareTemplate():
                 done(Outcome())
-            case ResetGpu():
+            case orders.ResetGpu():
                 self._reset(done)
-            case RebootNode():
+            case orders.RebootNode():
                 self._reboot(done)
-            case CheckLink():
+            case orders.CheckLink():
                 self._check_link(order, done)
-            case RestartAgent():
+            case orders.RestartAgent():
                 raise Violation(f"{self.name} gets an order to restart its agent, which no operator has requested")
 
-    def _vote(self, order: CheckpointNow, done: Done) -> None:
+    def _vote(self, order: orders.CheckpointNow, done: Done) -> None:
         """Its ranks read the proposal between two steps."""
         try:
             self._workers_of(order).propose(order.at_step)
@@ -418,7 +395,7 @@ class Agent:
         else:
             done(Outcome())
 
-    def _workers_of(self, order: CheckpointNow | SetInterval | Start) -> Workers:
+    def _workers_of(self, order: orders.CheckpointNow | orders.SetInterval | orders.Start) -> Workers:
         self.generations.refuse_older(order.job, order.generation)
         mine = self.workers
         if mine is None or (mine.order.job, mine.order.generation) != (order.job, order.generation):
@@ -443,7 +420,7 @@ class Agent:
                 done(Outcome())
                 self.around.booting(self)
 
-    def _check_link(self, order: CheckLink, done: Done) -> None:
+    def _check_link(self, order: orders.CheckLink, done: Done) -> None:
         """Test the network. The test is cancelled if one of the two nodes gets work before its end."""
         if self.links is None:
             raise Violation(f"{self.name} gets an order to test its network, which it does not support")
@@ -484,7 +461,7 @@ class Agent:
 
         self.world.after(seconds, self._unless_ended(end))
 
-    def _prepare(self, order: Prepare, done: Done) -> None:
+    def _prepare(self, order: orders.Prepare, done: Done) -> None:
         if self.resetting:
             self.world.after(RESET_LOOK_S, self._unless_ended(lambda: self._prepare(order, done)))
             return
@@ -526,7 +503,7 @@ class Agent:
 
         self.world.after(delay_s, self._unless_ended(prepared))
 
-    def _prepared(self, order: Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
+    def _prepared(self, order: orders.Prepare, tested: Preflight | None) -> Outcome | HoldfastError:
         workers = self.workers
         if workers is None or workers.order is not order:
             raise Violation(
@@ -545,14 +522,14 @@ class Agent:
         self.workers_changed()
         return Outcome(master=f"{self.name}:{order.generation}", workers=self.running, tested=tested)
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: orders.Start) -> None:
         workers = self._workers_of(order)
         if not workers.ready:
             raise Conflict(f"generation {order.generation} is not prepared")
         workers.started = True
         self.around.workers_changed(self)
 
-    def _stop(self, order: Stop) -> None:
+    def _stop(self, order: orders.Stop) -> None:
         self.generations.stop(order)
         mine = self.workers.order if self.workers is not None else None
         if mine is not None and mine.job == order.job and mine.generation <= order.generation:
@@ -582,7 +559,7 @@ class Agent:
     def stepped(self, step: int) -> None:
         assert self.workers is not None
         order = self.workers.order
-        self.report(RanksStepping(order.job, order.generation, tuple(self.ranks), step, self.clock.now()))
+        self.report(orders.RanksStepping(order.job, order.generation, tuple(self.ranks), step, self.clock.now()))
 
     def crashed(self, rank: int) -> None:
         assert self.workers is not None
@@ -594,7 +571,7 @@ class Agent:
         self.workers.done.update(self.ranks)
         self.workers_changed()
         order = self.workers.order
-        self.report(RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
+        self.report(orders.RanksFinished(order.job, order.generation, tuple(self.ranks), self.clock.now()))
 
     def save(self, step: int, ranks: Iterable[int]) -> tuple[int, ...]:
         """Save the shards of these ranks. Returns the ranks that could. If the node ends in between, the checkpoint stays
@@ -608,33 +585,29 @@ class Agent:
 
 
 @lru_cache(maxsize=8)
-def _reached(job: str, generation: int, step: int) -> StepReached:
+def _reached(job: str, generation: int, step: int) -> orders.StepReached:
     """The same step is in the heartbeats of all nodes."""
-    return StepReached(job, generation, step)
+    return orders.StepReached(job, generation, step)
 
 
 def describe(order: Order) -> str:
     match order:
-        case Prepare():
+        case orders.Prepare():
             ranks = f"{order.placement.first_rank}…{order.placement.first_rank + order.placement.nproc - 1}"
             return f"Prepare g{order.generation} ranks {ranks} of {order.mesh}, restore step {order.restore_step}"
-        case Start() | Stop():
+        case orders.Start() | orders.Stop():
             return f"{type(order).__name__} g{order.generation}"
-        case CheckpointNow():
+        case orders.CheckpointNow():
             return f"CheckpointNow step {order.at_step} {order.stage}".rstrip()
-        case SetInterval():
+        case orders.SetInterval():
             return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
-        case Inject():
+        case orders.Inject():
             return f"Inject {order.kind} into rank {order.rank}"
-        case Prune():
+        case orders.Prune():
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case PrepareTemplate():
-            return "PrepareTemplate"
-        case RestartAgent():
-            return "RestartAgent"
-        case CheckLink():
+        case orders.CheckLink():
             return f"CheckLink with {order.partner}{'' if order.endpoint else ', and waits'}"
-        case RebootNode():
-            return "RebootNode"
-        case ResetGpu():
+        case orders.ResetGpu():
             return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"
+        case orders.PrepareTemplate() | orders.RestartAgent() | orders.RebootNode():
+            return type(order).__name__

@@ -63,9 +63,8 @@ class AllocationPromises:
     complete: Mapping[tuple[int, int], set[int]]  # (attempt, step) → ranks that saved it
     meshes: Mapping[tuple[int, int], Mesh]
     at: tuple[int, int] | None = None  # (attempt, step) at which the job is suspended; None after it continues
-    newest_at_sigterm: int | None = (
-        None  # the newest step at the SIGTERM of the agents, if the grace period was long enough
-    )
+    # the newest step at the SIGTERM of the agents, if the grace period was long enough
+    newest_at_sigterm: int | None = None
     ended: int = 0  # suspensions after which the job has continued
 
     def folded(self, after: State, commands: tuple[Command, ...]) -> None:

@@ -16,7 +16,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -32,7 +32,6 @@ from holdfast.sim.answers import Answers
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.large_report import Progress, Recovery, Result
 from holdfast.sim.neighbourhood import Neighbourhood
-from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
 from holdfast.sim.truth import Truth
@@ -92,8 +91,6 @@ class LargeJob(Neighbourhood):
         self, nodes: int, faults: int, seed: int = 1, show: Show = lambda _, __: None, *, checkpoints: bool = False
     ) -> None:
         self.world = World(seed, events_max=EVENTS_MAX)
-        self.store: Store | None = None
-        self.sharded = False
         self.nodes, self.faults, self._show = nodes, faults, show
         self._checkpoints = checkpoints
         self._chance = Random(f"large job of {seed}")
@@ -222,9 +219,8 @@ class LargeJob(Neighbourhood):
             case "lost node":
                 self.supervisor.hang_up(agent)
                 self.truth.out_of_contact(agent)
-                self.truth.begins(
-                    FindingKind.NODE_LOST, agent, expected=False
-                )  # recovered in time, or there is a violation
+                # recovered in time, or there is a violation
+                self.truth.begins(FindingKind.NODE_LOST, agent, expected=False)
                 agent.die(machine=True)
                 self.world.after(BACK_S, agent.boot)
             case _:
@@ -234,25 +230,14 @@ class LargeJob(Neighbourhood):
 
     # ------------------------------------------------------------ surroundings of the agents
 
+    def trainings(self) -> Iterable[Training]:
+        return (self.training,)
+
     def is_deleting(self, job: str, view: Callable[[], View], deleted: Held, node: str) -> None:
         """Does nothing: the promise about deletions compares the copies of all nodes."""
 
     def has_saved(self, job: str, node: str) -> None:
         """Does nothing: the promise about copies examines each shard."""
-
-    def workers_changed(self, agent: Agent) -> None:
-        self.truth.changed(agent)
-        self.training.changed(agent)
-        self.diagnostics.changed(agent)
-
-    def gpus_reset(self, agent: Agent, failure: str) -> None:
-        raise Violation(f"a GPU of {agent.name} is reset, and none had a fault that needs it")
-
-    def booting(self, agent: Agent) -> None:
-        raise Violation(f"{agent.name} is booted by an order, and it has no command for that")
-
-    def failed_tests(self, agent: Agent) -> None:
-        """Does nothing: no machine of this world fails its tests."""
 
 
 def run(nodes: int, faults: int, seed: int, *, checkpoints: bool = False) -> int:

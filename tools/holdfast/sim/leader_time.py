@@ -47,9 +47,8 @@ class LeaderTime:
         # Of a pause without a leader there are two measures: the log's clock, and the new leader's. If the log's was set during
         # the pause, the other one counts, which may be wrong, too.
         measurable = not (began and log_was_set)
-        slack_s = SLACK_S + (
-            RENEWED_S * DRIFT_MAX if began else 0.0
-        )  # since the last record, the time may have drifted
+        # since the last record, the time may have drifted
+        slack_s = SLACK_S + (RENEWED_S * DRIFT_MAX if began else 0.0)
         if measurable and passed_s > (real_s + self.uncounted_s) * (1 + DRIFT_MAX) + slack_s:
             raise Violation(f"the leader's time went on by {passed_s:.3f} s within {real_s:.3f} s")
         if began and event.at < state.folded_at:

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.domain.orders import RanksStepping, Report
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import Agent
+from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.durability import keeps_up
 from holdfast.sim.replicator import Replicator
 from holdfast.sim.retention import keep_a_whole_step
 from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
-from holdfast.sim.world import World
+from holdfast.sim.training import Training
+from holdfast.sim.truth import Truth
+from holdfast.sim.world import Violation, World
 
 
 class Neighbourhood:
-    """The part of `agent.Surroundings` that all worlds have in common."""
+    """The part of `agent.Surroundings` that worlds have in common. Without changes, no machine needs a reset or a boot."""
 
     world: World
     agents: dict[str, Agent]
     supervisor: Supervisor
-    store: Store | None
+    truth: Truth
+    diagnostics: Diagnostics
+    store: Store | None = None
+    sharded = False  # over dp
+
+    def trainings(self) -> Iterable[Training]:
+        raise NotImplementedError
+
+    def workers_changed(self, agent: Agent) -> None:
+        self.truth.changed(agent)
+        for training in self.trainings():
+            training.changed(agent)
+        self.diagnostics.changed(agent)
+
+    def gpus_reset(self, agent: Agent, failure: str) -> None:
+        raise Violation(f"a GPU of {agent.name} is reset, and none had a fault that needs it")
+
+    def booting(self, agent: Agent) -> None:
+        raise Violation(f"{agent.name} is booted, and nothing was wrong with it")
+
+    def failed_tests(self, agent: Agent) -> None:
+        raise Violation(f"{agent.name} fails its tests, and nothing was wrong with it")
 
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None:
         self.supervisor.deliver(agent, session, seq, report)

@@ -42,9 +42,8 @@ class ReplacementPromises:
     limited."""
 
     asked: list[str] = field(default_factory=list)  # requests
-    agreed: dict[str, str] = field(
-        default_factory=dict
-    )  # node → request, until another machine arrives or an operator repairs or uncordons the node
+    # node → request, until another machine arrives or an operator repairs or uncordons the node
+    agreed: dict[str, str] = field(default_factory=dict)
 
     def folded(self, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         match event:

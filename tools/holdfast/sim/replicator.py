@@ -96,9 +96,8 @@ class Replicator:
         self._schedule = Schedule(world.chance)
         self._files: dict[str, dict[Held, Manifest]] = {}
         self._remembered: dict[str, Remembered] = {}  # by job, on disk; encoded and decoded when a process reads it
-        self._lost: dict[
-            str, dict[Held, tuple[float, Manifest]]
-        ] = {}  # by job, with the machine's memory or disk; when
+        # by job, with the machine's memory or disk; when
+        self._lost: dict[str, dict[Held, tuple[float, Manifest]]] = {}
         self._rotten: set[tuple[str, Held]] = set()
         self._copying: set[tuple[str, ShardKey]] = set()  # being read; nobody overwrites these images
         self._pausing: set[Lane] = set()  # after a step that failed

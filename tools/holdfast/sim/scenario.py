@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -326,10 +326,8 @@ class Scenario(Neighbourhood):
 
     # ------------------------------------------------------------ surroundings of the agents
 
-    def workers_changed(self, agent: Agent) -> None:
-        self.truth.changed(agent)
-        self.training.changed(agent)
-        self.diagnostics.changed(agent)
+    def trainings(self) -> Iterable[Training]:
+        return (self.training,)
 
     def gpus_reset(self, agent: Agent, failure: str) -> None:
         if failure:

@@ -5,7 +5,7 @@ The core, the agents and the promises about each single job are those of `scenar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -30,7 +30,6 @@ from holdfast.sim.faults import Faults
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.neighbourhood import Neighbourhood
 from holdfast.sim.sharing import FAULTS_END_S, SharingPromises
-from holdfast.sim.store import Store
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
 from holdfast.sim.truth import Truth
@@ -116,8 +115,6 @@ class SeveralJobs(Neighbourhood):
     ) -> None:
         """`more`: number of nodes beyond those that the jobs can use."""
         self.world = World(seed, tracing)
-        self.store: Store | None = None
-        self.sharded = False
         chance = self.world.chance
         self.specs = _jobs(chance)
         largest = max(spec.nodes for spec in self.specs)
@@ -176,6 +173,9 @@ class SeveralJobs(Neighbourhood):
         generations = sum(job.number for job in jobs.values())
         return self.world.now - 1000.0, generations, self.supervisor.committed.incidents_opened
 
+    def trainings(self) -> Iterable[Training]:
+        return self.training.values()
+
     def _submission(self, spec: JobSpec) -> Callable[[], None]:
         return lambda: self.supervisor.append(JobSubmitted(self.world.now, spec, f"token of {spec.name}"))
 
@@ -196,23 +196,6 @@ class SeveralJobs(Neighbourhood):
         if incident.kind == LOAN and self.world.chance.random() < self.refuses:
             return self.world.chance.choice((ignore("no"), wait("not now"), wait("later", retry_s=50.0)))
         return default(incident, job)
-
-    # ------------------------------------------------------------ surroundings of the agents
-
-    def workers_changed(self, agent: Agent) -> None:
-        self.truth.changed(agent)
-        for training in self.training.values():
-            training.changed(agent)
-        self.diagnostics.changed(agent)
-
-    def gpus_reset(self, agent: Agent, failure: str) -> None:
-        raise Violation(f"a GPU of {agent.name} is reset, and none had a fault")
-
-    def failed_tests(self, agent: Agent) -> None:
-        """Does nothing: no machine of these worlds fails its tests."""
-
-    def booting(self, agent: Agent) -> None:
-        raise Violation(f"{agent.name} is booted, and nothing was wrong with it")
 
     # ------------------------------------------------------------ faults
 

@@ -25,6 +25,7 @@ from holdfast.sim.clocks import Clock
 from holdfast.sim.log import LENGTH_MAX, Log
 from holdfast.sim.watched import Step, Watched, batch_of
 from holdfast.sim.world import Violation, World
+from holdfast.supervisor import protocol
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
@@ -34,35 +35,6 @@ from holdfast.supervisor.core.job_needs import reconcile
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, Intake
-from holdfast.supervisor.protocol import (
-    CancelTimer,
-    CauseFault,
-    Command,
-    Evaluate,
-    Event,
-    FindingJudged,
-    GenerationChanged,
-    IncidentChanged,
-    JobAccepted,
-    JobChanged,
-    LeaderStarted,
-    NodeChanged,
-    NodeGone,
-    NodeReported,
-    Noted,
-    Notification,
-    PolicyAnswered,
-    PolicyChanged,
-    Publish,
-    Record,
-    RenewSession,
-    RequestReplacement,
-    Send,
-    SendNotification,
-    SetTimer,
-    StepSeen,
-    TimerFired,
-)
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.timers import Timer
 
@@ -76,7 +48,9 @@ Policy = Callable[[Incident, JobView], Action]
 class Observer(Protocol):
     """Receives every committed fold: the invariants."""
 
-    def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None: ...
+    def folded(
+        self, before: State, event: protocol.Event, after: State, commands: tuple[protocol.Command, ...]
+    ) -> None: ...
 
 
 class Supervisor:
@@ -121,14 +95,13 @@ class Supervisor:
         self.machines = (Clock(world), Clock(world))
         self._machine = 1
         self.clock = self._steady()
-        self.internal: deque[Event] = deque()  # the leader's own events, in its memory
-        self.first_steps: deque[NodeReported] = deque()  # of heartbeats, likewise
+        self.internal: deque[protocol.Event] = deque()  # the leader's own events, in its memory
+        self.first_steps: deque[protocol.NodeReported] = deque()  # of heartbeats, likewise
         self.epoch = 0
         self._terms = 0
         self.leading = False
-        self.crash_in = (
-            0  # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
-        )
+        # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
+        self.crash_in = 0
         self.sessions: dict[str, int] = {}  # node → session
         self._broken: set[str] = set()  # nodes whose session has ended, and whose next Hello has not been folded
         self.led_since = 0.0
@@ -137,7 +110,7 @@ class Supervisor:
         self._differs: dict[str, float] = {}  # node → time since which its heartbeats contradict the state
         self._armed: dict[Timer, float] = {}
         self._awake = False
-        self.provider: Callable[[int, RequestReplacement], None] = lambda _epoch, _wanted: None  # of machines
+        self.provider: Callable[[int, protocol.RequestReplacement], None] = lambda _epoch, _wanted: None  # of machines
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # session → reports, first in, first out
         self._last_arrival: dict[int, float] = {}  # session → arrival of its last order
 
@@ -162,7 +135,7 @@ class Supervisor:
         self.clock.not_before(state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
         self._terms += 1  # a new secret per term, as in the real shell: a log that lost data may issue an epoch twice
-        self.tell(LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
+        self.tell(protocol.LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
         epoch = self.epoch
         self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
 
@@ -219,7 +192,7 @@ class Supervisor:
 
             def gone() -> None:
                 if self.leading and self.epoch == epoch:
-                    self.append(NodeGone(self.world.now, agent.name, incarnation, session, renewed))
+                    self.append(protocol.NodeGone(self.world.now, agent.name, incarnation, session, renewed))
 
             self.world.soon(0.0, 0.2, gone)
 
@@ -242,7 +215,7 @@ class Supervisor:
             if self.world.loses(lambda: f"{type(report).__name__} of {agent.name}"):
                 written()
                 return
-            event = NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
+            event = protocol.NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
             self.append(event, written)
             if self.world.chance.random() < 0.05:  # a log delivers at least once
                 self.world.soon(0.0, 1.0, lambda: self.append(event))
@@ -259,7 +232,9 @@ class Supervisor:
             if self.world.loses(lambda: f"the first steps in a heartbeat of {agent.name}"):
                 return
             for each in first_steps:
-                self.first_steps.append(NodeReported(self.world.now, agent.name, incarnation, 0, each, session))
+                self.first_steps.append(
+                    protocol.NodeReported(self.world.now, agent.name, incarnation, 0, each, session)
+                )
             self._wake()
 
         self.world.soon(0.001, 0.05, arrive)
@@ -289,7 +264,7 @@ class Supervisor:
             self.tell(seen)
         reached = [(agent.name, each) for agent in connected for each in agent.steps]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
-            self.tell(StepSeen(self.world.now, each, node))
+            self.tell(protocol.StepSeen(self.world.now, each, node))
         self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
 
     def _reported(self, node: str) -> Reported | None:
@@ -298,7 +273,7 @@ class Supervisor:
 
     # ------------------------------------------------------------ folding
 
-    def append(self, event: Event, written: Callable[[], None] = lambda: None) -> None:
+    def append(self, event: protocol.Event, written: Callable[[], None] = lambda: None) -> None:
         """Append an event to its stream of the log. `written` is called when it is there."""
         self.log.append(event, written)
         self._wake()
@@ -308,7 +283,7 @@ class Supervisor:
         self.log.append_steps(records)
         self._wake()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: protocol.Event) -> None:
         """Queue an event of the leader itself. It is folded and committed like others, but lost if the leader crashes."""
         self.internal.append(event)
         self._wake()
@@ -325,7 +300,7 @@ class Supervisor:
             return
         assert self._folder is not None
         assert self._lease is not None
-        begins = bool(self.internal) and isinstance(self.internal[0], LeaderStarted)
+        begins = bool(self.internal) and isinstance(self.internal[0], protocol.LeaderStarted)
         internal = [self.internal[0]] if begins else list(self.internal)
         first_steps = [] if begins else list(self.first_steps)
         intake = Intake() if begins else self.log.take(self.clock())
@@ -362,10 +337,10 @@ class Supervisor:
         return self._watched
 
     def _observe(self, watched: Watched, state: State) -> None:
-        last: Event | None = None
+        last: protocol.Event | None = None
         for fold in watched.folds(state):
             last = fold.event
-            if isinstance(last, NodeReported) and isinstance(last.report, Hello):
+            if isinstance(last, protocol.NodeReported) and isinstance(last.report, Hello):
                 self._broken.discard(last.node)
             self.observer.folded(*fold)
         if last is not None and self.world.chance.random() < self._checked_share:
@@ -373,7 +348,7 @@ class Supervisor:
                 raise Violation(f"the parts that were committed after {type(last).__name__} are not the state")
             self._check_index(state, last)
 
-    def _check_index(self, after: State, event: Event) -> None:
+    def _check_index(self, after: State, event: protocol.Event) -> None:
         """Check that the core, which examines only what its index and the changes name, decides as with a full search."""
         if after.index is not None and after.index != index_of(after):
             raise Violation(f"the index does not follow from the state any more, after {event}")
@@ -389,51 +364,51 @@ class Supervisor:
         self.crash_in = max(0, self.crash_in - 1) if self.crash_in != 1 else -1
         return self.crash_in == -1
 
-    def _carry_out(self, commands: Sequence[Command]) -> None:
+    def _carry_out(self, commands: Sequence[protocol.Command]) -> None:
         for index, command in enumerate(commands):
             if self._crashes():
                 epoch = self.epoch
                 self.crash()
                 if self.world.chance.random() < 0.5:  # the leader was only paused, and continues with its old epoch
                     for late in commands[index:]:
-                        if isinstance(late, Send):
+                        if isinstance(late, protocol.Send):
                             self._send_late(epoch, late)
                 return
             self._do(command)
 
-    def _send_late(self, epoch: int, send: Send) -> None:
+    def _send_late(self, epoch: int, send: protocol.Send) -> None:
         agent = self.agents[send.node]
         if not agent.control_cut:
             self.world.soon(0.1, 5.0, lambda: agent.receive(epoch, send.command_id, send.order))
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: protocol.Command) -> None:
         epoch = self.epoch
         match command:
-            case Send():
+            case protocol.Send():
                 self._send(command)
-            case SendNotification(nodes=nodes, message=message):
+            case protocol.SendNotification(nodes=nodes, message=message):
                 for node in nodes:
                     self._notify(node, message)
-            case Evaluate():
+            case protocol.Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
-            case RequestReplacement():
+            case protocol.RequestReplacement():
                 self.world.soon(0.1, 5.0, lambda: self.provider(epoch, command))
-            case RenewSession(node=node, session=session, reason=reason):
+            case protocol.RenewSession(node=node, session=session, reason=reason):
                 if self.sessions.get(node) == session:
                     self.world.say(reason)
                     self.hang_up(self.agents[node], renewed=True)
-            case CauseFault(kind=kind):
+            case protocol.CauseFault(kind=kind):
                 self.world.after(DIE_AFTER_S, lambda: self._die(epoch, kind))
-            case SetTimer(timer=timer, due=due):
+            case protocol.SetTimer(timer=timer, due=due):
                 self._armed[timer] = due
                 self._wait(epoch, timer, due)
-            case CancelTimer(timer=timer):
+            case protocol.CancelTimer(timer=timer):
                 self._armed.pop(timer, None)
-            case Publish(record=record):
+            case protocol.Publish(record=record):
                 if self.world.tracing:
                     self.world.say(describe(record))
 
-    def _notify(self, node: str, message: Notification) -> None:
+    def _notify(self, node: str, message: protocol.Notification) -> None:
         """Send a message that may be lost, late and repeated."""
         session, agent = self.sessions.get(node, 0), self.agents[node]
 
@@ -454,7 +429,7 @@ class Supervisor:
             self.world.say(f"FAULT {kind}")
             self.crash()
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: protocol.Send) -> None:
         session, agent, epoch = self.sessions.get(send.node, 0), self.agents[send.node], self.epoch
         if not session:
             return  # the core sends it again after the node's Hello
@@ -473,11 +448,11 @@ class Supervisor:
 
         self.world.at(arrival, arrive)
 
-    def _evaluate(self, epoch: int, question: Evaluate) -> None:
+    def _evaluate(self, epoch: int, question: protocol.Evaluate) -> None:
         if self.leading and self.epoch == epoch and question.incident in self.committed.incidents:
             incident = self.committed.incidents[question.incident]
             action = self.policy(incident, view(self.committed, question.job, self.clock()))
-            self.tell(PolicyAnswered(self.world.now, question.incident, action, "the policy"))
+            self.tell(protocol.PolicyAnswered(self.world.now, question.incident, action, "the policy"))
 
     def _wait(self, epoch: int, timer: Timer, due: float) -> None:
         """Schedule a timer, which is due by the leader's clock. That clock may run differently from the world's time."""
@@ -490,26 +465,26 @@ class Supervisor:
             self._wait(epoch, timer, due)
             return
         del self._armed[timer]
-        self.tell(TimerFired(self.world.now, timer))
+        self.tell(protocol.TimerFired(self.world.now, timer))
 
 
-def describe(record: Record) -> str:
+def describe(record: protocol.Record) -> str:
     match record:
-        case JobAccepted():
+        case protocol.JobAccepted():
             return f"    job {record.job} accepted"
-        case JobChanged():
+        case protocol.JobChanged():
             return f"    job is {record.phase}: {record.reason}"
-        case GenerationChanged():
+        case protocol.GenerationChanged():
             nodes = " ".join(record.generation.nodes)
             return f"    generation {record.generation.number} {record.stage} on {nodes}: {record.reason}"
-        case IncidentChanged(incident=incident):
+        case protocol.IncidentChanged(incident=incident):
             action = f" → {incident.action.kind} ({incident.action.reason})" if incident.action else ""
             return f"    incident {incident.id} {incident.kind} {incident.state}: {incident.cause}{action} {incident.outcome}"
-        case NodeChanged():
+        case protocol.NodeChanged():
             return f"    node {record.node} is {record.state}: {record.reason}"
-        case FindingJudged(finding=finding):
+        case protocol.FindingJudged(finding=finding):
             return f"    finding {finding.id} {record.verdict}: {finding.summary}"
-        case PolicyChanged():
+        case protocol.PolicyChanged():
             return f"    policy of {record.job} is {record.policy.name or 'the default policy'}"
-        case Noted():
+        case protocol.Noted():
             return f"    note on {record.subject}: {record.text}"

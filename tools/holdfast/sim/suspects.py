@@ -66,9 +66,8 @@ class SuspectPromises:
     tests after a hold-down, or an operator has returned it to service."""
 
     failed: dict[str, float] = field(default_factory=dict)  # node → time at which the supervisor received the result
-    counted: set[tuple[str, float]] = field(
-        default_factory=set
-    )  # (node, time of the failure), since answers may repeat
+    # (node, time of the failure), since answers may repeat
+    counted: set[tuple[str, float]] = field(default_factory=set)
     started: set[str] = field(default_factory=set)  # ids of Start orders; unanswered ones are sent again
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:

@@ -65,9 +65,8 @@ class Truth:
     faults: dict[str, list[Fault]] = field(default_factory=dict)  # by node
     blind_from: float = 0.0  # diagnostics was down or frozen from then
     blind_until: float = 0.0  # … until then
-    dragged: set[tuple[str, int, int]] = field(
-        default_factory=set
-    )  # (job, generation, rank) that ended because others had
+    # (job, generation, rank) that ended because others had
+    dragged: set[tuple[str, int, int]] = field(default_factory=set)
     contact_lost: dict[str, float] = field(default_factory=dict)  # node → the last time at which its stream was broken
     unheard_at: dict[str, float] = field(default_factory=dict)  # node → the last time at which it had no stream
     reported: dict[str, tuple[Finding, float]] = field(default_factory=dict)  # by id, with the time of the report

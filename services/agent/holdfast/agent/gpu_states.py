@@ -9,6 +9,12 @@ from holdfast.domain.gpus import GpuState
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
 
 NOT_KNOWN = -1
+# Values of `GpuState` that are columns of `GpuHealth`.
+_SLOW = (
+    *("utilization", "ecc_corrected", "ecc_uncorrected_ever", "remapped_rows"),
+    *("nvlinks_up", "nvlinks_down", "nvlink_errors"),
+    *("pcie_replays", "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max"),
+)
 
 
 class LastReadings:
@@ -57,21 +63,10 @@ class GpuStates(LastReadings):
             margin_c=margin if math.isfinite(margin) else None,
             power_w=sample.power_w[place],
             memory_used=_known(sample.memory_used, place),
-            utilization=slow("utilization"),
-            ecc_corrected=slow("ecc_corrected"),
             ecc_uncorrected=_known(sample.ecc_uncorrected, place),
-            ecc_uncorrected_ever=slow("ecc_uncorrected_ever"),
-            remapped_rows=slow("remapped_rows"),
             remap_pending=None if pending is None else bool(pending),
             remap_failed=None if failed is None else bool(failed),
-            nvlinks_up=slow("nvlinks_up"),
-            nvlinks_down=slow("nvlinks_down"),
-            nvlink_errors=slow("nvlink_errors"),
-            pcie_replays=slow("pcie_replays"),
-            pcie_width=slow("pcie_width"),
-            pcie_width_max=slow("pcie_width_max"),
-            pcie_gen=slow("pcie_gen"),
-            pcie_gen_max=slow("pcie_gen_max"),
+            **{column: slow(column) for column in _SLOW},
         )
 
 

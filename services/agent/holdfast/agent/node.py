@@ -21,27 +21,12 @@ from holdfast.agent.outcome import FailedTests, Outcome
 from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
-from holdfast.domain import spans, tracing
+from holdfast.domain import orders, spans, tracing
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import Preflight, RunningWorker
-from holdfast.domain.orders import (
-    CheckLink,
-    CheckpointNow,
-    Inject,
-    Order,
-    Prepare,
-    PrepareTemplate,
-    Prune,
-    RebootNode,
-    ResetGpu,
-    RestartAgent,
-    SaveStage,
-    SetInterval,
-    Start,
-    Stop,
-)
+from holdfast.domain.orders import Order
 from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
 from holdfast.domain.tracing import TraceContext
@@ -73,11 +58,11 @@ class Node:
         *,
         self_test: Callable[[], Awaitable[None]],
         test_suspect: Callable[[float], Awaitable[Preflight]],
-        reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
-        reboot: Callable[[RebootNode], Awaitable[Outcome]],
-        restart: Callable[[RestartAgent], Outcome],
-        check_link: Callable[[CheckLink], Awaitable[Outcome]],
-        inject: Callable[[Inject], Awaitable[object]],
+        reset_gpus: Callable[[orders.ResetGpu], Awaitable[Outcome]],
+        reboot: Callable[[orders.RebootNode], Awaitable[Outcome]],
+        restart: Callable[[orders.RestartAgent], Outcome],
+        check_link: Callable[[orders.CheckLink], Awaitable[Outcome]],
+        inject: Callable[[orders.Inject], Awaitable[object]],
     ) -> None:
         """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `test_suspect` runs the quick tests
         within the given number of seconds. `inject` causes a fault; it raises `HoldfastError` if it refuses."""
@@ -97,60 +82,60 @@ class Node:
 
     async def carry_out(self, order: Order) -> Outcome:
         match order:
-            case PrepareTemplate():
+            case orders.PrepareTemplate():
                 await self._pool.warm(order.job, order.launch)
                 return Outcome()
-            case Prepare():
+            case orders.Prepare():
                 return await self._prepare(order)
-            case Start():
+            case orders.Start():
                 return self._start(order)
-            case Stop():
+            case orders.Stop():
                 return await self._stop(order)
-            case CheckpointNow():
+            case orders.CheckpointNow():
                 self._generations.refuse_older(order.job, order.generation)
                 await self._save(order)
                 return Outcome()
-            case SetInterval():
+            case orders.SetInterval():
                 self._generations.refuse_older(order.job, order.generation)
                 self._pool.set_interval(order.job, order.generation, order.from_step, order.interval_steps)
                 return Outcome()
-            case Prune():
+            case orders.Prune():
                 await self._replicator.prune(PruneSteps(order.job, order.steps))
                 return Outcome()
-            case ResetGpu():
+            case orders.ResetGpu():
                 return await self._reset_gpus(order)
-            case RebootNode():
+            case orders.RebootNode():
                 return await self._reboot(order)
-            case RestartAgent():
+            case orders.RestartAgent():
                 return self._restart(order)
-            case CheckLink():
+            case orders.CheckLink():
                 return await self._check_link(order)
-            case Inject():
+            case orders.Inject():
                 await self._inject(order)
                 return Outcome()
 
-    async def _save(self, order: CheckpointNow) -> None:
+    async def _save(self, order: orders.CheckpointNow) -> None:
         """Have the ranks save, or agree on it first. Only a save that is certain is uploaded."""
         job, number, at_step = order.job, order.generation, order.at_step
         match order.stage:
-            case SaveStage.PROPOSED:
+            case orders.SaveStage.PROPOSED:
                 await self._pool.agree_on_save(job, number, at_step, order.leaving)
                 return
-            case SaveStage.VOID:
+            case orders.SaveStage.VOID:
                 self._pool.end_agreement(job, number, at_step, void=True)
                 return
         if order.to_object_store:
             await self._replicator.archive(UploadNow(job, number, at_step))
         if order.to_object_store and number not in self._pool.generations(job):
             return  # the workers have already saved this step and ended
-        if order.stage == SaveStage.AGREED:
+        if order.stage == orders.SaveStage.AGREED:
             self._pool.end_agreement(job, number, at_step, order.leaving, void=False)
         else:
             self._pool.checkpoint_now(job, number, at_step, order.leaving)
 
     # ------------------------------------------------------------------ prepare
 
-    async def _prepare(self, order: Prepare) -> Outcome:
+    async def _prepare(self, order: orders.Prepare) -> Outcome:
         key = spans.prepare_key(order.placement.node, order.generation)
         with anyio.CancelScope() as scope:
             preparation = self._generations.prepare(order, scope.cancel)
@@ -164,7 +149,7 @@ class Node:
                 self._generations.over(preparation)
         raise self._generations.overtaken(order)
 
-    async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
+    async def _change_generation(self, job: _Job, order: orders.Prepare) -> Outcome:
         if order.generation in self._pool.generations(order.job):  # of an earlier run of this name
             await self._pool.stop(order.job, order.generation)
         phases = _Phases(order)
@@ -204,7 +189,7 @@ class Node:
         shards, sizes = _sources(job.staged)
         return Outcome(master, phases.taken, forked, shards, sizes, tested=tested)
 
-    async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
+    async def _stage(self, order: orders.Prepare) -> tuple[StagedShard, ...]:
         await self._replicator.configure(Configure.of(order))
         if not order.restore:
             return ()
@@ -212,7 +197,7 @@ class Node:
 
     # ------------------------------------------------------------------ other orders
 
-    def _start(self, order: Start) -> Outcome:
+    def _start(self, order: orders.Start) -> Outcome:
         self._generations.refuse_older(order.job, order.generation)
         if (master := host_and_port(order.master)) is None:
             raise InvalidSpec("master", order.master, "host:port")
@@ -221,7 +206,7 @@ class Node:
         job.brought.clear()
         return Outcome()
 
-    async def _stop(self, order: Stop) -> Outcome:
+    async def _stop(self, order: orders.Stop) -> Outcome:
         self._generations.stop(order)
         await self._pool.stop(order.job, order.generation, order.grace_s)
         if order.forget:
@@ -235,7 +220,7 @@ class Node:
 
 
 def _span(
-    name: str, order: Prepare, parent: str = "", key: tuple[object, ...] = ()
+    name: str, order: orders.Prepare, parent: str = "", key: tuple[object, ...] = ()
 ) -> AbstractContextManager[TraceContext | None]:
     return telemetry.span(name, parent, key=key, job=order.job, node=order.placement.node, generation=order.generation)
 
@@ -246,7 +231,7 @@ _PHASES = ("stop", "fork", "stage", "self_test")
 class _Phases:
     """The durations of the parts of an order."""
 
-    def __init__(self, order: Prepare) -> None:
+    def __init__(self, order: orders.Prepare) -> None:
         self._order = order
         self._seconds: dict[str, float] = {}
 

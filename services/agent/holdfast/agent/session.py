@@ -277,9 +277,8 @@ class Session:
     def _take_command(self, command: pb.Command) -> None:
         try:
             order = decode_order(command)
-        except (
-            HoldfastError
-        ) as error:  # from a newer supervisor, or corrupt: answer, so that the supervisor does not wait
+        except HoldfastError as error:
+            # from a newer supervisor, or corrupt: answer, so that the supervisor does not wait
             log.error("order rejected: malformed", command_id=command.command_id, reason=str(error))
             self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
             return

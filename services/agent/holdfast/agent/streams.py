@@ -21,9 +21,8 @@ from holdfast.runtime.grpc_fleet import REFUSED
 PROOF_TIMEOUT_S = 3.0
 METADATA_TIMEOUT_S = 1.0  # services of versions before join tokens send none before their first answer
 REASON_TIMEOUT_S = 0.5
-REFUSED_S = (
-    5.0  # pause if every endpoint belongs to another fleet; a service of the right fleet is noticed after this time
-)
+# pause if every endpoint belongs to another fleet; a service of the right fleet is noticed after this time
+REFUSED_S = 5.0
 
 REPEATED_EVERY_S = 60.0
 

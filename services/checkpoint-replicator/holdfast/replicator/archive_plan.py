@@ -42,9 +42,8 @@ from holdfast.replicator.view import (
     whole_steps,
 )
 
-PACE_SAVES_MAX = (
-    9  # number of latest saves; the pace is the median of their distances, so that a single clock jump has no effect
-)
+# number of latest saves; the pace is the median of their distances, so that a single clock jump has no effect
+PACE_SAVES_MAX = 9
 LEVEL_MAX = 64  # level of the first save of a run, which begins every slot
 LEVEL_ASKED = LEVEL_MAX + 1  # level of a requested step, which precedes all others
 WAITING_MAX = 4  # steps that may still become complete

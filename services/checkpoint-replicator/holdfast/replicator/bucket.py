@@ -288,9 +288,8 @@ class Bucket:
                     span = incoming.spans[number]
                     start = span.offset - piece.start
                     incoming.write_span(number, content[start : start + span.size])
-            except (
-                IntegrityError
-            ) as error:  # read it from the store, in case it was damaged in transfer, in the donor or by another node
+            except IntegrityError as error:
+                # read it from the store, in case it was damaged in transfer, in the donor or by another node
                 if tries == READ_TRIES_MAX:
                     raise IntegrityError(f"{self.store.url}: {error}") from error
                 if sharers is not None and piece.of_tensors:

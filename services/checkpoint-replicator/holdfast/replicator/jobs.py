@@ -66,9 +66,8 @@ class Job:
     kept: KeptSince = field(default_factory=KeptSince)
     # Set and replaced by a new configuration and when the job is deleted.
     turned: anyio.Event = field(default_factory=anyio.Event)
-    locked: dict[tuple[Path, tuple[int, ...]], float] = field(
-        default_factory=dict
-    )  # (image, processes that have it locked) → since when
+    # (image, processes that have it locked) → since when
+    locked: dict[tuple[Path, tuple[int, ...]], float] = field(default_factory=dict)
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
     # `pushed` and `sent`, as the plan needs them.

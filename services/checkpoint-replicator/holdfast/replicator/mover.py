@@ -81,9 +81,8 @@ class Mover:
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._schedule = Schedule()
         self._lost_race: dict[Lane, Step] = {}  # the last step of each lane whose source no longer existed
-        self._planned: dict[
-            str, tuple[View, Sequence[Step]]
-        ] = {}  # the last plan of each job, and what it was made from
+        # the last plan of each job, and what it was made from
+        self._planned: dict[str, tuple[View, Sequence[Step]]] = {}
 
     async def run(self) -> None:
         """Never returns."""
@@ -112,9 +111,8 @@ class Mover:
             if deletions := [each for each in steps if isinstance(each, Delete)]:
                 await self._delete(job, deletions)
             for step in steps:
-                if not (
-                    isinstance(step, Delete) or job.gone or job.config is not config
-                ):  # another may name other peers
+                # another may name other peers
+                if not (isinstance(step, Delete) or job.gone or job.config is not config):
                     await self._do(job, step)
         except _LostRace as error:
             # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.

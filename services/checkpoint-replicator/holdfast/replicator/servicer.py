@@ -1,10 +1,13 @@
 """gRPC ↔ engine: converts messages to values and back, and errors to a status with their message."""
 
+# ruff: noqa: N802  (names of calls)
+
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
 from importlib.metadata import version
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -31,8 +34,11 @@ from holdfast.wire.retention import decode_end, decode_prune, decode_retain
 
 SERVICE = "holdfast.v1.Replicator"
 
-T = TypeVar("T")
+S = TypeVar("S")
+Q = TypeVar("Q")
+A = TypeVar("A")
 Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Callable[[S, Q, Context], Awaitable[A]]
 
 _STATUS: tuple[tuple[type[HoldfastError], grpc.StatusCode], ...] = (
     (InvalidSpec, grpc.StatusCode.INVALID_ARGUMENT),
@@ -46,6 +52,20 @@ _STATUS: tuple[tuple[type[HoldfastError], grpc.StatusCode], ...] = (
 )
 
 
+def _reporting_errors(handle: Handler[S, Q, A]) -> Handler[S, Q, A]:
+    """Abort the call with the status and the message of a `HoldfastError` that the handler raises."""
+
+    @wraps(handle)
+    async def reporting(self: S, request: Q, context: Context) -> A:
+        try:
+            return await handle(self, request, context)
+        except HoldfastError as error:
+            await context.abort(next(status for kind, status in _STATUS if isinstance(error, kind)), str(error))
+            raise AssertionError("abort() raises") from error
+
+    return reporting
+
+
 class Servicer(rpc.ReplicatorServicer):
     def __init__(self, engine: Engine, stager: Stager, mover: Mover, links: Links, endpoint: str) -> None:
         self._engine = engine
@@ -54,110 +74,58 @@ class Servicer(rpc.ReplicatorServicer):
         self._links = links
         self._endpoint = endpoint
 
-    async def Describe(  # noqa: N802
-        self, request: pb.DescribeRequest, context: Context
-    ) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         return pb.DescribeResponse(endpoint=self._endpoint, version=version(DISTRIBUTION))
 
-    async def Configure(  # noqa: N802
-        self, request: pb.ConfigureRequest, context: Context
-    ) -> pb.ConfigureResponse:
-        async def configure() -> None:
-            await self._engine.configure(wire.decode_configure(request))
-
-        await _answered(context, configure())
+    @_reporting_errors
+    async def Configure(self, request: pb.ConfigureRequest, context: Context) -> pb.ConfigureResponse:
+        await self._engine.configure(wire.decode_configure(request))
         return pb.ConfigureResponse()
 
-    async def Stage(  # noqa: N802
-        self, request: pb.StageRequest, context: Context
-    ) -> pb.StageResponse:
-        async def stage() -> pb.StageResponse:
-            return wire.encode_staged(await self._stager.stage(wire.decode_stage(request)))
+    @_reporting_errors
+    async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
+        return wire.encode_staged(await self._stager.stage(wire.decode_stage(request)))
 
-        return await _answered(context, stage())
-
-    async def Archive(  # noqa: N802
-        self, request: pb.ArchiveRequest, context: Context
-    ) -> pb.ArchiveResponse:
-        async def archive() -> None:
-            await self._engine.archive(wire.decode_archive(request))
-
-        await _answered(context, archive())
+    @_reporting_errors
+    async def Archive(self, request: pb.ArchiveRequest, context: Context) -> pb.ArchiveResponse:
+        await self._engine.archive(wire.decode_archive(request))
         return pb.ArchiveResponse()
 
-    async def Retain(  # noqa: N802
-        self, request: pb.RetainRequest, context: Context
-    ) -> pb.RetainResponse:
-        async def retain() -> None:
-            await self._engine.retain(decode_retain(request))
-
-        await _answered(context, retain())
+    @_reporting_errors
+    async def Retain(self, request: pb.RetainRequest, context: Context) -> pb.RetainResponse:
+        await self._engine.retain(decode_retain(request))
         return pb.RetainResponse()
 
-    async def WatchInventory(  # noqa: N802
-        self,
-        request: pb.WatchInventoryRequest,
-        context: Context,
+    async def WatchInventory(
+        self, request: pb.WatchInventoryRequest, context: Context
     ) -> AsyncIterator[pb.ReplicatorInventory]:
         async for inventory, troubles in self._engine.watch(request.job):
             yield wire.encode_inventory(inventory, troubles)
 
-    async def End(  # noqa: N802
-        self, request: pb.EndRequest, context: Context
-    ) -> pb.EndResponse:
-        async def end() -> None:
-            await self._engine.end(decode_end(request))
-
-        await _answered(context, end())
+    @_reporting_errors
+    async def End(self, request: pb.EndRequest, context: Context) -> pb.EndResponse:
+        await self._engine.end(decode_end(request))
         return pb.EndResponse()
 
-    async def Prune(  # noqa: N802
-        self, request: pb.PruneRequest, context: Context
-    ) -> pb.PruneResponse:
-        async def prune() -> None:
-            await self._engine.prune(decode_prune(request), self._mover.idle)
-
-        await _answered(context, prune())
+    @_reporting_errors
+    async def Prune(self, request: pb.PruneRequest, context: Context) -> pb.PruneResponse:
+        await self._engine.prune(decode_prune(request), self._mover.idle)
         return pb.PruneResponse()
 
-    async def Forget(  # noqa: N802
-        self, request: pb.ForgetRequest, context: Context
-    ) -> pb.ForgetResponse:
-        await _answered(context, self._engine.forget(request.job, self._mover.idle))
+    @_reporting_errors
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
+        await self._engine.forget(request.job, self._mover.idle)
         return pb.ForgetResponse()
 
-    async def OpenLink(  # noqa: N802
-        self, request: pb.OpenLinkRequest, context: Context
-    ) -> pb.OpenLinkResponse:
-        async def open_link() -> None:
-            self._links.door.open(wire_links.decode_open(request))
-
-        await _answered(context, open_link())
+    @_reporting_errors
+    async def OpenLink(self, request: pb.OpenLinkRequest, context: Context) -> pb.OpenLinkResponse:
+        self._links.door.open(wire_links.decode_open(request))
         return pb.OpenLinkResponse()
 
-    async def MeasureLink(  # noqa: N802
-        self, request: pb.MeasureLinkRequest, context: Context
-    ) -> pb.MeasureLinkResponse:
-        async def measure() -> pb.MeasureLinkResponse:
-            return wire_links.encode_measured(await self._links.measure(wire_links.decode_measure(request)))
+    @_reporting_errors
+    async def MeasureLink(self, request: pb.MeasureLinkRequest, context: Context) -> pb.MeasureLinkResponse:
+        return wire_links.encode_measured(await self._links.measure(wire_links.decode_measure(request)))
 
-        return await _answered(context, measure())
-
-    async def CloseLink(  # noqa: N802
-        self, request: pb.CloseLinkRequest, context: Context
-    ) -> pb.CloseLinkResponse:
+    async def CloseLink(self, request: pb.CloseLinkRequest, context: Context) -> pb.CloseLinkResponse:
         self._links.door.close()
         return pb.CloseLinkResponse()
-
-
-async def _answered(context: Context, work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except HoldfastError as error:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        await _abort(context, status, str(error))
-
-
-async def _abort(context: Context, status: grpc.StatusCode, text: str) -> NoReturn:
-    await context.abort(status, text)
-    raise AssertionError("abort() raises")

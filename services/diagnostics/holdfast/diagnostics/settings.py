@@ -20,6 +20,5 @@ class DiagnosticsSettings(ServiceSettings):
     # (see `detectors/liveness.py`).
     reconnect_grace_s: float = Field(default=RECONNECT_GRACE_S, gt=0, le=60)
     unwitnessed_grace_s: float = Field(default=UNWITNESSED_GRACE_S, gt=0, le=600)
-    silence_s: float = Field(
-        default=5.0, ge=1, le=600
-    )  # time without ticks on an open stream after which a node is lost
+    # time without ticks on an open stream after which a node is lost
+    silence_s: float = Field(default=5.0, ge=1, le=600)

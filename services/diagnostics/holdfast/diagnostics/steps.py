@@ -102,9 +102,8 @@ def started(state: StepState, item: GenerationStarted) -> None:
     key = (item.job, item.generation)
     if key in state.generations:
         return
-    state.generations.pop(
-        (item.job, item.generation - 2), None
-    )  # the previous generation is kept: its late ticks still count
+    # the previous generation is kept: its late ticks still count
+    state.generations.pop((item.job, item.generation - 2), None)
     follow(state, key, item.mesh.world_size)
 
 

@@ -25,9 +25,8 @@ class StragglerThresholds:
     imbalance: float = 0.15  # excess of the slowest rank, or of a stage, from which a warning is reported
     collective: float = 0.15  # growth of the wait of the rank that waits least, as a share of the step
     quiet_steps: int = 200  # a rank that recovers and becomes slow again within this many steps is flapping
-    over_steps: int = (
-        3  # steps without the condition after which it is withdrawn, in addition to the delay by the window
-    )
+    # steps without the condition after which it is withdrawn, in addition to the delay by the window
+    over_steps: int = 3
     repeat_s: float = 600.0  # a straggler that stays slow is reported again
 
 

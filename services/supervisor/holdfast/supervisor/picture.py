@@ -64,9 +64,8 @@ class Picture:
     heard_s_ago: Callable[[str], float | None] | None = None
     steps_of: Callable[[str], tuple[StepReached, ...]] | None = None  # node → the steps in its newest heartbeat
     telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
-    versions_of: Callable[[str], ServiceVersions] = lambda _: (
-        ServiceVersions()
-    )  # of the services that a node's agent talks to
+    # of the services that a node's agent talks to
+    versions_of: Callable[[str], ServiceVersions] = lambda _: ServiceVersions()
     trouble: str = ""  # why no decisions are made, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:

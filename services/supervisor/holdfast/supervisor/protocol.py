@@ -36,9 +36,8 @@ class JobPhase(StrEnum):
     STARTING = "starting"  # Start orders were sent; not every rank has finished a step
     RUNNING = "running"
     WAITING = "waiting"  # it has run and cannot run now; the reason says what it waits for
-    SUSPENDED = (
-        "suspended"  # all of its nodes were asked to end; it continues from a saved step when there are nodes again
-    )
+    # all of its nodes were asked to end; it continues from a saved step when there are nodes again
+    SUSPENDED = "suspended"
     STOPPING = "stopping"
     STOPPED = "stopped"  # an operator stopped it
     COMPLETED = "completed"  # every rank ended with exit code 0
@@ -67,17 +66,33 @@ class StartFrom(StrEnum):
     SCRATCH = "scratch"  # start at step 0, and keep them
 
 
+@dataclass(frozen=True, slots=True)
+class _Dated:
+    """Base of the events and of the records."""
+
+    at: float  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _OfJob(_Dated):
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OfNode(_Dated):
+    node: str
+
+
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderStarted:
+class LeaderStarted(_Dated):
     """First event of every term: a supervisor became the leader and loaded this state.
 
     The core answers with all that its predecessor may have committed but not carried out: orders, timers, policy questions.
     """
 
-    at: float
     epoch: int
     secret: str = ""  # random, made by the shell, so that nobody else can guess the ids of this term's orders
     returns: ReturnRules | None = None  # this supervisor's settings; they replace those in the state
@@ -87,44 +102,36 @@ class LeaderStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSubmitted:
-    at: float
+class JobSubmitted(_Dated):
     spec: JobSpec
     token: str  # random, made by the shell: the job's secret for the shard data plane
     resumed: StoredStep | None = None  # the checkpoint that `spec.resume` names; None = start at step 0
     start: StartFrom = StartFrom.NOTHING
     step: int | None = None  # the saved step to continue from; None = the newest complete one
-    found: StoredStep | None = (
-        None  # in the object store under this name: the requested step, or else the newest complete one
-    )
+    # in the object store under this name: the requested step, or else the newest complete one
+    found: StoredStep | None = None
     launcher: str = ""  # digest of the token by which the launcher finds its job again; empty = no launcher
     owner: str = ""  # name of the API's token that it was submitted with; empty = without one
 
 
 @dataclass(frozen=True, slots=True)
-class JobStopRequested:
-    at: float
-    job: str
+class JobStopRequested(_OfJob):
     reason: str
     save: bool = True  # take a last checkpoint first, when the job can
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRequested:
-    at: float
-    job: str
+class CheckpointRequested(_OfJob):
     operation: str = ""  # answered when the tiers that the checkpoint reached are known; empty = no client waits
     grace_s: float = 0.0  # answer after this long at the latest; 0 = when all copies are made
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRequested:
+class FaultRequested(_OfJob):
     """A request to inject a fault, to test the recovery of a job that allows it. The node's agent decides and answers.
 
     The leader carries out a fault of the control plane itself. Before the request is folded, its shell sets `refusal`."""
 
-    at: float
-    job: str
     kind: FaultKind
     rank: int  # 0 for a fault of the control plane
     for_s: float
@@ -136,83 +143,64 @@ class FaultRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class PruneRequested:
+class PruneRequested(_OfJob):
     """Delete these saved steps, (attempt, step), from the nodes."""
 
-    at: float
-    job: str
     steps: tuple[CheckpointId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeRequested:
-    at: float
-    job: str
+class ResizeRequested(_OfJob):
     dp: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChangeRequested:
+class PolicyChangeRequested(_OfJob):
     """From now on, another policy decides the job's incidents."""
 
-    at: float
-    job: str
     policy: PolicySpec
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCordonRequested:
-    at: float
-    node: str
+class NodeCordonRequested(_OfNode):
     cordoned: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRestartRequested:
+class AgentRestartRequested(_OfNode):
     """Request to replace the agent of a node without ranks by a new one."""
 
-    at: float
-    node: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeRequested:
+class NoticeRequested(_OfNode):
     """A maintenance notice for a node's machine, or its withdrawal."""
 
-    at: float
-    node: str
     source: str  # a later notice of the same source replaces this one
     event: str  # what will happen, in a few words; empty = the notice of this source is withdrawn
     starts_at: float | None = None  # Unix seconds; None = at any moment
 
 
 @dataclass(frozen=True, slots=True)
-class MachineLabelled:
+class MachineLabelled(_OfNode):
     """The cluster reports the failure domain of a node's machine."""
 
-    at: float
-    node: str
     zone: str  # failure domain
 
 
 @dataclass(frozen=True, slots=True)
-class MachineDeleted:
+class MachineDeleted(_OfNode):
     """The cluster no longer has this machine. If the node is not lost, it is kept."""
 
-    at: float
-    node: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRepaired:
+class NodeRepaired(_OfNode):
     """An operator marked the node's hardware as repaired: earlier findings against it no longer count."""
-
-    at: float
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +223,18 @@ node_reported = constructor_of(NodeReported)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeGone(_OfNode):
     """The control session of this incarnation ended. The node is not lost yet: it may reconnect, and the run may be healthy."""
 
-    at: float
-    node: str
     incarnation: str
     session: int = 0  # the session that ended; newer sessions of the node are not affected
     renewed: bool = False  # the supervisor ended it so that the agent opens another one: no sign of a loss
 
 
 @dataclass(frozen=True, slots=True)
-class StepsCompleted:
+class StepsCompleted(_OfJob):
     """Every rank has finished `step` and all steps before it. From the steps stream, coalesced to the newest step."""
 
-    at: float
-    job: str
     generation: int
     step: int
     ended_at: float = 0.0  # Unix s, when the last rank finished it; 0 = unknown
@@ -264,64 +248,56 @@ class StepsCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeen:
+class StepSeen(_Dated):
     """A heartbeat of a node reports the newest step of its ranks. It does not come from the event log: the shell passes it on
     only when the core needs to know, and it is lost if the leader ends."""
 
-    at: float
     reached: StepReached
     node: str = ""  # that sent the heartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class StartsSeen:
+class StartsSeen(_OfJob):
     """Heartbeats of these slots' nodes report that the ranks of a generation were started: they answer its `Start`. Like
     `StepSeen`, it is lost if the leader ends; the next leader sends the order again."""
 
-    at: float
-    job: str
     generation: int
     slots: Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class FindingArrived:
+class FindingArrived(_Dated):
     """`finding` is dated by its publisher's clock. The core uses the measured age, `age_s`, instead."""
 
-    at: float
     finding: Finding
     age_s: float = 0.0  # since its detection: the time it waited at the publisher and in the event log
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyAnswered:
+class PolicyAnswered(_Dated):
     """The shell evaluated the job's policy for an incident.
 
     `decided_by` says which policy answered, and why if it was not the user's.
     """
 
-    at: float
     incident: str
     action: Action
     decided_by: str
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderAnswered:
+class ProviderAnswered(_OfNode):
     """The provider of machines answered a replacement request. `ok`: it accepted the request; the new machine comes later."""
 
-    at: float
-    node: str
     request: str  # of `RequestReplacement`
     ok: bool
     reason: str  # what it did, or why it did not
 
 
 @dataclass(frozen=True, slots=True)
-class MoreNodesRequested:
+class MoreNodesRequested(_Dated):
     """The provider of machines answered a request for more nodes. It is recorded; no decision depends on it."""
 
-    at: float
     jobs: tuple[str, ...]  # that lack nodes
     wanted: int  # number of nodes that the jobs need in total
     reason: str
@@ -330,18 +306,16 @@ class MoreNodesRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerResetRequested:
+class BreakerResetRequested(_Dated):
     """An operator closes the circuit breaker: automatic actions resume."""
 
-    at: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class InviteMade:
+class InviteMade(_Dated):
     """An administrator invites machines to become nodes."""
 
-    at: float
     invite: str  # id
     digest: str  # SHA-256 of its token
     node: str  # empty = any
@@ -351,23 +325,20 @@ class InviteMade:
 
 
 @dataclass(frozen=True, slots=True)
-class InviteRevoked:
-    at: float
+class InviteRevoked(_Dated):
     invite: str
 
 
 @dataclass(frozen=True, slots=True)
-class InviteUsed:
+class InviteUsed(_Dated):
     """A machine has shown the token of an invitation, and a request for a certificate of this node that can be fulfilled."""
 
-    at: float
     invite: str
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired:
-    at: float
+class TimerFired(_Dated):
     timer: Timer
 
 
@@ -543,26 +514,20 @@ class CancelTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class JobAccepted:
+class JobAccepted(_OfJob):
     """First record of a run: the submitted specification. A later run under the same name has another `at`."""
 
-    at: float
-    job: str
     spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class JobChanged:
-    at: float
-    job: str
+class JobChanged(_OfJob):
     phase: JobPhase
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationChanged:
-    at: float
-    job: str
+class GenerationChanged(_OfJob):
     stage: GenerationStage
     generation: Generation
     reason: str
@@ -570,45 +535,38 @@ class GenerationChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class IncidentChanged:
-    at: float
+class IncidentChanged(_Dated):
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChanged:
-    at: float
-    node: str
+class NodeChanged(_OfNode):
     state: NodeState
     job: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class FindingJudged:
+class FindingJudged(_Dated):
     """A finding and what the supervisor did with it. It can be judged again; the newest record counts."""
 
-    at: float
     finding: Finding
     verdict: str  # one English sentence
     incident: str = ""  # the incident that it opened or belongs to
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(_Dated):
     """A message for operators about something that changes no state: an open breaker, a refused request, a replanned change."""
 
-    at: float
     subject: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChanged:
+class PolicyChanged(_OfJob):
     """An operator gave the job another policy."""
 
-    at: float
-    job: str
     policy: PolicySpec
 
 

@@ -43,14 +43,12 @@ class SupervisorSettings(ServiceSettings):
     api_tls: Use = "auto"
     api_tls_cert: Path | None = None
     api_tls_key: Path | None = None
-    ca_dir: Path | None = (
-        None  # CA that signs certificates of invited nodes: docs/security.md; None = nobody is invited
-    )
+    # CA that signs certificates of invited nodes: docs/security.md; None = nobody is invited
+    ca_dir: Path | None = None
     node_certificate_s: float = Field(default=7 * DAY_S, ge=30.0, le=365 * DAY_S)  # life of such a certificate
     api_ca: Path | None = None  # of the other supervisors' APIs; without it those of the system, and HOLDFAST_TLS_CA
-    api_tokens_file: Path | None = (
-        None  # tokens with roles, of `holdfast tokens`; without any of the three kinds, everybody is an admin
-    )
+    # tokens with roles, of `holdfast tokens`; without any of the three kinds, everybody is an admin
+    api_tokens_file: Path | None = None
     # Tokens of an OpenID Connect issuer: docs/security.md. The first three together or none
     api_oidc_issuer: str = ""
     api_oidc_audience: str = ""  # which a token must be for, comma-separated: any of them
@@ -106,9 +104,8 @@ class SupervisorSettings(ServiceSettings):
     kubernetes_node_selector: str = ""  # labels of the machines to watch; empty = all
     kubernetes_taints: str = ",".join(LEAVING_TAINTS)  # keys of taints with which a machine leaves, comma-separated
     kubernetes_zone_labels: str = ",".join(ZONE_LABELS)  # the first that a machine has names its failure domain
-    kubernetes_mark: Mark = (
-        Mark.CORDON
-    )  # done by the provider `kubernetes` to a condemned machine before its pod is deleted
+    # done by the provider `kubernetes` to a condemned machine before its pod is deleted
+    kubernetes_mark: Mark = Mark.CORDON
 
     # Faults of the control plane that `holdfast inject` may cause, for jobs with `chaos: true`: docs/fault-injection.md. Those
     # of the leader apply. restarted: the part is restarted, and this Redis has no other users; standby: a standby takes over

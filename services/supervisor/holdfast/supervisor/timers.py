@@ -10,259 +10,214 @@ from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 
+@dataclass(frozen=True, slots=True)
 class _Timer:
-    __slots__ = ()
+    """A kind of timer without fields of its own is a plain subclass, which is a frozen dataclass with those of its base."""
+
     word: ClassVar[str]
 
     def __str__(self) -> str:
-        values = astuple(self)  # type: ignore[call-overload]
-        return ":".join([self.word, *(str(value) for value in values)])
+        return ":".join([self.word, *map(str, astuple(self))])
 
     def __lt__(self, other: Any) -> bool:
         return str(self) < str(other)
 
 
-# ---------------------------------------------------------------- about a change of a job
+@dataclass(frozen=True, slots=True)
+class OfJob(_Timer):
+    job: str
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareTimeout(_Timer):
-    """Prepare and Stop orders of a change should have been answered."""
-
-    word: ClassVar = "prepare"
-    job: str
+class _OfGeneration(OfJob):
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class FirstStepTimeout(_Timer):
-    """Every rank of a generation that was started should have finished a step."""
-
-    word: ClassVar = "start"
-    job: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlowStart(_Timer):
-    """A generation of a job that has never stepped was started; if not every rank has stepped by now, that is a warning."""
-
-    word: ClassVar = "slow-start"
-    job: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class FenceOver(_Timer):
-    """No node of the previous generation reconnected to confirm that its workers have ended."""
-
-    word: ClassVar = "fence"
-    job: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class FirstStepsDue(_Timer):
-    """Others have reported the first step of every rank; the ranks' own reports should have arrived by now."""
-
-    word: ClassVar = "stepping"
-    job: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReconnectTimeout(_Timer):
-    """A member that disconnected during a change should have a session again."""
-
-    word: ClassVar = "gone"
-    job: str
-    generation: int
+class _OfNode(_Timer):
     node: str
 
 
+# ---------------------------------------------------------------- about a change of a job
+
+
+class PrepareTimeout(_OfGeneration):
+    """Prepare and Stop orders of a change should have been answered."""
+
+    word = "prepare"
+
+
+class FirstStepTimeout(_OfGeneration):
+    """Every rank of a generation that was started should have finished a step."""
+
+    word = "start"
+
+
+class SlowStart(_OfGeneration):
+    """A generation of a job that has never stepped was started; if not every rank has stepped by now, that is a warning."""
+
+    word = "slow-start"
+
+
+class FenceOver(_OfGeneration):
+    """No node of the previous generation reconnected to confirm that its workers have ended."""
+
+    word = "fence"
+
+
+class FirstStepsDue(_OfGeneration):
+    """Others have reported the first step of every rank; the ranks' own reports should have arrived by now."""
+
+    word = "stepping"
+
+
 @dataclass(frozen=True, slots=True)
-class ResetTimeout(_Timer):
+class ReconnectTimeout(_OfGeneration):
+    """A member that disconnected during a change should have a session again."""
+
+    word: ClassVar = "gone"
+    node: str
+
+
+class ResetTimeout(_OfGeneration):
     """The GPUs that a job waits for should have been reset."""
 
-    word: ClassVar = "reset"
-    job: str
-    generation: int
+    word = "reset"
 
 
 @dataclass(frozen=True, slots=True)
-class RungTimeout(_Timer):
+class RungTimeout(OfJob):
     """Time limit of the rung that is being carried out for an incident of the job."""
 
     word: ClassVar = "rung"
-    job: str
     incident: str
 
 
 # ---------------------------------------------------------------- about a job
 
 
-@dataclass(frozen=True, slots=True)
-class DegradedStart(_Timer):
+class DegradedStart(OfJob):
     """A new job has waited long enough for its full mesh."""
 
-    word: ClassVar = "pending"
-    job: str
+    word = "pending"
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDue(_Timer):
+class RetryDue(OfJob):
     """A job that could not be prepared is retried."""
 
-    word: ClassVar = "retry"
-    job: str
+    word = "retry"
 
 
-@dataclass(frozen=True, slots=True)
-class DeferralOver(_Timer):
+class DeferralOver(OfJob):
     """A deferred decision is made with the inventories that are known by now."""
 
-    word: ClassVar = "defer"
-    job: str
+    word = "defer"
 
 
-@dataclass(frozen=True, slots=True)
-class SaveTimeout(_Timer):
+class SaveTimeout(OfJob):
     """The checkpoint that a planned change waits for should be complete."""
 
-    word: ClassVar = "save"
-    job: str
+    word = "save"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedChangeDue(_Timer):
+class PlannedChangeDue(OfJob):
     """A planned change that was postponed may be tried again."""
 
-    word: ClassVar = "plan"
-    job: str
+    word = "plan"
 
 
-@dataclass(frozen=True, slots=True)
-class WarningDue(_Timer):
+class WarningDue(OfJob):
     """The policy may be asked about a warning of the job, for the first time or again."""
 
-    word: ClassVar = "warning"
-    job: str
+    word = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class LoanDue(_Timer):
+class LoanDue(OfJob):
     """Check whether the job lacks nodes that jobs of lower priority could give."""
 
-    word: ClassVar = "loan"
-    job: str
+    word = "loan"
 
 
-@dataclass(frozen=True, slots=True)
-class KeptOver(_Timer):
+class KeptOver(OfJob):
     """Free nodes were kept for the job long enough."""
 
-    word: ClassVar = "kept"
-    job: str
+    word = "kept"
 
 
-@dataclass(frozen=True, slots=True)
-class StopTimeout(_Timer):
+class StopTimeout(OfJob):
     """The last save, or the Stop orders, of a job that an operator stops should be done."""
 
-    word: ClassVar = "stop"
-    job: str
+    word = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class FinalUploadTimeout(_Timer):
+class FinalUploadTimeout(OfJob):
     """The last checkpoint of a completed job should be in the object store."""
 
-    word: ClassVar = "leave"
-    job: str
+    word = "leave"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointReportDue(_Timer):
+class CheckpointReportDue(OfJob):
     """An operator's checkpoint request is answered with the tiers reached so far."""
 
-    word: ClassVar = "report"
-    job: str
+    word = "report"
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionDue(_Timer):
+class RetentionDue(OfJob):
     """After a save: determine the newest step that all nodes have."""
 
-    word: ClassVar = "retain"
-    job: str
+    word = "retain"
 
 
-@dataclass(frozen=True, slots=True)
-class RanksDue(_Timer):
+class RanksDue(OfJob):
     """Check ranks of the running generation without a worker: a fault, unless something has explained them."""
 
-    word: ClassVar = "reconcile"
-    job: str
+    word = "reconcile"
 
 
-@dataclass(frozen=True, slots=True)
-class StepDue(_Timer):
+class StepDue(OfJob):
     """A running job should have finished a step."""
 
-    word: ClassVar = "still"
-    job: str
+    word = "still"
 
 
 # ---------------------------------------------------------------- about a node
 
 
-@dataclass(frozen=True, slots=True)
-class WitnessTimeout(_Timer):
+class WitnessTimeout(_OfNode):
     """One witness lost the node: check whether the other one did, too."""
 
-    word: ClassVar = "witness"
-    node: str
+    word = "witness"
 
 
-@dataclass(frozen=True, slots=True)
-class LostTimeout(_Timer):
+class LostTimeout(_OfNode):
     """A node without ranks has had no session for a while."""
 
-    word: ClassVar = "lost"
-    node: str
+    word = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeDue(_Timer):
+class NoticeDue(_OfNode):
     """The maintenance of a node starts soon, or its notice has expired."""
 
-    word: ClassVar = "notice"
-    node: str
+    word = "notice"
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnDue(_Timer):
+class ReturnDue(_OfNode):
     """The hold-down of a node, or its probation, is over."""
 
-    word: ClassVar = "return"
-    node: str
+    word = "return"
 
 
-@dataclass(frozen=True, slots=True)
-class RebootDue(_Timer):
+class RebootDue(_OfNode):
     """The obstacle to a node's boot may be gone, or the node should have booted."""
 
-    word: ClassVar = "reboot"
-    node: str
+    word = "reboot"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacementDue(_Timer):
+class ReplacementDue(_OfNode):
     """The node has been out of service for long enough, or the obstacle to its replacement may be gone, or the provider should
     have answered."""
 
-    word: ClassVar = "replace"
-    node: str
+    word = "replace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +232,10 @@ class LinkTestTimeout(_Timer):
 # ---------------------------------------------------------------- about the fleet
 
 
-@dataclass(frozen=True, slots=True)
 class LinkTestsDue(_Timer):
     """Nodes without ranks may begin network tests."""
 
-    word: ClassVar = "links"
+    word = "links"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +255,13 @@ class SessionsTimeout(_Timer):
     since: float  # when the term began
 
 
-@dataclass(frozen=True, slots=True)
 class BreakerWindowOver(_Timer):
     """The circuit breaker closes by itself."""
 
-    word: ClassVar = "breaker"
+    word = "breaker"
 
 
-OfJob = (
+Timer = (
     PrepareTimeout
     | FirstStepTimeout
     | FenceOver
@@ -331,9 +284,6 @@ OfJob = (
     | RetentionDue
     | RanksDue
     | StepDue
-)
-Timer = (
-    OfJob
     | WitnessTimeout
     | LostTimeout
     | NoticeDue

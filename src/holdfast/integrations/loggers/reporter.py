@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
@@ -148,9 +147,7 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

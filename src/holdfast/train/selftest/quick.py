@@ -26,9 +26,8 @@ import torch.distributed as dist
 from holdfast.train.selftest.gemm import multiply
 from holdfast.train.selftest.memory import bandwidth_gb_s
 
-PRODUCTS_SHARE: Final = (
-    0.15  # of the time, for products; computing their factors and reading results takes the same time again
-)
+# of the time, for products; computing their factors and reading results takes the same time again
+PRODUCTS_SHARE: Final = 0.15
 CPU_RANKS: Final = 2  # processes that form the all-reduce on a machine without GPUs
 ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # of the all-reduce, float32
 _CYCLE: Final = 251  # period of the summands, so small that the sum of 1000 ranks is exact in float32

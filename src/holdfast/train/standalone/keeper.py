@@ -74,9 +74,8 @@ class Place:
     memory: Path
     staging: Path
     prunes: tuple[int, ...] = ()  # the ranks whose old shards this rank deletes
-    others: frozenset[int] | None = (
-        None  # if this rank represents the directory: the ranks whose old shards other ranks delete from it
-    )
+    # if this rank represents the directory: the ranks whose old shards other ranks delete from it
+    others: frozenset[int] | None = None
     strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node, which this rank deletes
 
 

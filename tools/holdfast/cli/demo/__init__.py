@@ -104,7 +104,7 @@ def demo(
         if keep_stack:
             console.input(f"the stack is still running at {stack.api_url}; press Enter to stop it ")
     console.print("[dim]training the same model without faults, in one process, to compare the losses …[/]")
-    report = Report.of(course, outcome, reference_losses(out.resolve(), steps))
+    report = Report.of(course, outcome, reference_losses(out.resolve(), course, steps))
     report.write(out / "report.json")
     draw(report, out / "timeline.png")
     if trace is not None:

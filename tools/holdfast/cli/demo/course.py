@@ -17,6 +17,7 @@ UNEVEN_JOB = "uneven"
 BEREFT_JOB = "bereft"
 FAULTY_JOB = "faulty"
 CHECKPOINT_STEPS = 10
+PACE = ("--step-s-min", "0.1")  # steps are counted once a second: a fast machine would finish before the faults
 REFERENCE_TIMEOUT_S = 600.0
 View = dict[str, Any]
 
@@ -27,13 +28,14 @@ class Course:
 
     faults: int
     steps: int  # default
-    steps_min: int  # needed by the faults; a fast machine finishes more steps before each fault is injected
+    steps_min: int  # needed by the faults
     dp: int
     pp: int
     crash_rank: int
     lost_rank: int
     hung_rank: int
     dp_min: int
+    layers: int  # of the model
 
     @property
     def active(self) -> int:
@@ -48,8 +50,12 @@ class Course:
         return self is SHORT
 
 
-LONG = Course(faults=9, steps=400, steps_min=150, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2)
-SHORT = Course(faults=3, steps=200, steps_min=100, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1)
+LONG = Course(
+    faults=9, steps=400, steps_min=150, dp=3, pp=3, crash_rank=4, lost_rank=7, hung_rank=2, dp_min=2, layers=6
+)
+SHORT = Course(
+    faults=3, steps=200, steps_min=100, dp=2, pp=2, crash_rank=1, lost_rank=3, hung_rank=2, dp_min=1, layers=2
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +113,18 @@ def examples() -> Path:
     raise NotFound("the example scripts are not installed; run the demo from a checkout or reinstall the wheel")
 
 
-def training_arguments(out: Path, steps: int) -> list[str]:
-    return ["--steps", str(steps), "--out", str(out), "--shard-optimizer"]
+def training_arguments(out: Path, steps: int, layers: int = LONG.layers) -> list[str]:
+    return ["--steps", str(steps), "--layers", str(layers), "--out", str(out), "--shard-optimizer"]
 
 
-def reference_losses(out: Path, steps: int) -> dict[int, float]:
+def reference_losses(out: Path, course: Course, steps: int) -> dict[int, float]:
     """Return the loss per step of the same training without faults: plain `python train.py` in one process."""
     directory = out / "reference"
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.glob("*.jsonl"):
         old.unlink()
-    command = [sys.executable, str(examples() / "gpt" / "train.py"), *training_arguments(directory, steps)]
+    arguments = training_arguments(directory, steps, course.layers)
+    command = [sys.executable, str(examples() / "gpt" / "train.py"), *arguments]
     with (directory / "train.log").open("wb") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=REFERENCE_TIMEOUT_S, check=False)
     if code.returncode:

@@ -7,7 +7,7 @@ Faults are injected on a condition ("the job runs, has a checkpoint, and the las
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from holdfast.cli.demo.course import (
     CHECKPOINT_STEPS,
     FAULTY_JOB,
     JOB,
+    PACE,
     UNEVEN_JOB,
     Course,
     Expectation,
@@ -52,6 +53,9 @@ STORE_INTERVAL_S = 1.0
 WARNINGS = {"settles_s": 2.0, "gap_s": 0.0}
 
 
+CHECKPOINT = {"interval_steps": CHECKPOINT_STEPS, "keep": 2}
+
+
 class Scenario:
     def __init__(self, *, client: Client, console: Console, out: Path, course: Course, steps: int) -> None:
         self._client = client
@@ -80,7 +84,7 @@ class Scenario:
             self._until("the job to complete", lambda job: job["phase"] == "completed")
             job = self._last_steps_counted()
         goodput = self._client.goodput(JOB)
-        incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["fault_at"])
+        incidents = self._incidents(JOB)
         others = {}
         if not self._course.is_short:
             others = {
@@ -204,8 +208,8 @@ class Scenario:
                 return job
             if job["phase"] == "completed":
                 raise HoldfastError(
-                    f"the demo's job finished its {self._steps} steps before {what}, because this machine is fast; use more "
-                    f"steps, for example --steps {2 * self._steps}"
+                    f"the demo's job finished its {self._steps} steps before {what}; use more steps, for example "
+                    f"--steps {2 * self._steps}"
                 )
             if job["phase"] in ENDED:
                 raise HoldfastError(f"the demo's job is {job['phase']} while waiting for {what}: {job['reason']}")
@@ -236,43 +240,47 @@ class Scenario:
         return {
             "name": JOB,
             "script": str(examples() / "gpt" / "train.py"),
-            "args": training_arguments(self._out / "train", self._steps),
+            "args": [*training_arguments(self._out / "train", self._steps, self._course.layers), *PACE],
             "nodes": self._course.active,
             "nproc_per_node": 1,
             "mesh": {"dp": self._course.dp, "pp": self._course.pp},
             "elastic": {"min_dp": self._course.dp_min, "max_dp": self._course.dp},
-            "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
+            "checkpoint": CHECKPOINT,
         }
+
+    def _submit_gpt(
+        self, name: str, mesh: Mapping[str, int], steps: int, /, *, pace: Sequence[str] = (), **more: object
+    ) -> None:
+        """Submit a further training of the GPT, on three nodes. `pace`: further arguments of the script; `more`: keys of the
+        job file."""
+        out = self._out / name
+        out.mkdir(parents=True, exist_ok=True)
+        job = {
+            "name": name,
+            "script": str(examples() / "gpt" / "train.py"),
+            "args": [*training_arguments(out, steps), *pace],
+            "nodes": 3,
+            "nproc_per_node": 1,
+            "mesh": mesh,
+            "checkpoint": CHECKPOINT,
+        }
+        self._client.submit(job | more)
+
+    def _incidents(self, job: str) -> list[View]:
+        return sorted(self._client.incidents(job), key=lambda incident: incident["fault_at"])
 
     def _slow_rank(self) -> tuple[View, list[View]]:
         """Throttle one rank. Expected: a finding that names the rank, and a hot swap of its node at a checkpoint, without a
         failure or a repeated step."""
         self._console.print("[dim]starting a second job, in which one rank becomes slow …[/]")
-        out = self._out / "uneven"
-        out.mkdir(parents=True, exist_ok=True)
-        self._client.submit(
-            {
-                "name": UNEVEN_JOB,
-                "script": str(examples() / "gpt" / "train.py"),
-                "args": training_arguments(out, SLOW_STEPS),
-                "nodes": 3,
-                "nproc_per_node": 1,
-                "mesh": {"dp": 3},
-                "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
-                "steps": SLOW_STEPS,
-                "warnings": WARNINGS,
-            }
-        )
+        self._submit_gpt(UNEVEN_JOB, {"dp": 3}, SLOW_STEPS, steps=SLOW_STEPS, warnings=WARNINGS)
         self._wait_for(UNEVEN_JOB, f"step {FIRST_FAULT_STEP}", lambda job: (job["step"] or 0) >= FIRST_FAULT_STEP)
         node = self._node_of(SLOW_RANK, UNEVEN_JOB)
         self._console.print(f"[bold]slow rank[/]: {escape(self._injector.slow(UNEVEN_JOB, SLOW_RANK))}")
 
-        def swapped(job: View) -> bool:
-            return job["incident"] is None and job["generation"] > 1 and job["phase"] == "running"
-
-        job = self._wait_for(UNEVEN_JOB, "the swap of the slow node", swapped)
+        job = self._wait_for(UNEVEN_JOB, "the swap of the slow node", _has_recovered)
         self._client.stop(UNEVEN_JOB, "the demo has seen the swap")
-        incidents = sorted(self._client.incidents(UNEVEN_JOB), key=lambda incident: incident["fault_at"])
+        incidents = self._incidents(UNEVEN_JOB)
         expected = Expectation("slow rank", "straggler", "hot_swap", node=node, rank=SLOW_RANK)
         if failure := expected.check(incidents[-1] if incidents else None):
             self._failures.append(failure)
@@ -285,24 +293,8 @@ class Scenario:
     def _both_copies_lost(self) -> tuple[View, list[View]]:
         """Power off both nodes that hold copies of a rank's shards, so that only the object store has them."""
         self._console.print("[dim]starting a third job, which loses two nodes at once …[/]")
-        out = self._out / "bereft"
-        out.mkdir(parents=True, exist_ok=True)
-        self._client.submit(
-            {
-                "name": BEREFT_JOB,
-                "script": str(examples() / "gpt" / "train.py"),
-                "args": training_arguments(out, self._steps),
-                "nodes": 3,
-                "nproc_per_node": 1,
-                "mesh": {"dp": 1, "pp": 3},
-                "checkpoint": {
-                    "interval_steps": CHECKPOINT_STEPS,
-                    "keep": 2,
-                    "store": f"file://{(self._out / 'store').resolve()}",
-                    "store_interval_s": STORE_INTERVAL_S,
-                },
-            }
-        )
+        store = {"store": f"file://{(self._out / 'store').resolve()}", "store_interval_s": STORE_INTERVAL_S}
+        self._submit_gpt(BEREFT_JOB, {"dp": 1, "pp": 3}, self._steps, pace=PACE, checkpoint={**CHECKPOINT, **store})
         self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
         pair: list[str] = []
 
@@ -314,14 +306,11 @@ class Scenario:
         what = f"{self._injector.nodes_loss(*pair)}; no node has a copy of rank {BEREFT_RANK}'s shards now"
         self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
 
-        def recovered(job: View) -> bool:
-            return job["incident"] is None and job["generation"] > 1 and job["phase"] == "running"
-
-        job = self._wait_for(BEREFT_JOB, "it to run again", recovered)
+        job = self._wait_for(BEREFT_JOB, "it to run again", _has_recovered)
         target = (job["step"] or 0) + BEREFT_STEPS_AFTER
         job = self._wait_for(BEREFT_JOB, f"step {target}", lambda job: (job["step"] or 0) >= target)
         self._client.stop(BEREFT_JOB, "the demo is complete")
-        incidents = sorted(self._client.incidents(BEREFT_JOB), key=lambda incident: incident["fault_at"])
+        incidents = self._incidents(BEREFT_JOB)
         expected = Expectation("loss of both copies", "node_lost", "hot_swap", source="object store")
         if failure := expected.check(incidents[0] if incidents else None):
             self._failures.append(failure)
@@ -364,7 +353,7 @@ class Scenario:
             }
         )
         job = self._wait_for(FAULTY_JOB, "its end", lambda job: job["phase"] in ENDED)
-        incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["fault_at"])
+        incidents = self._incidents(FAULTY_JOB)
         self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {escape(job['reason'])}")
         expected = Expectation("user bug", "repeated_exception", "stop")
         if failure := expected.check(incidents[-1] if incidents else None):
@@ -372,3 +361,7 @@ class Scenario:
         if job["generation"] not in (2, 3):
             self._failures.append(f"user bug: stopped after {job['generation']} generations, not 2 or 3")
         return job, incidents
+
+
+def _has_recovered(job: View) -> bool:
+    return job["incident"] is None and job["generation"] > 1 and job["phase"] == "running"

@@ -39,9 +39,8 @@ from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.runtime.tls import CA as TLS_CA
 
 Manifest = dict[str, Any]
-UNREACHABLE_S = (
-    10  # instead of Kubernetes' 300, because a spare has the ranks, and the old pod only delays its replacement
-)
+# instead of Kubernetes' 300, because a spare has the ranks, and the old pod only delays its replacement
+UNREACHABLE_S = 10
 UNLIMITED = 2_147_483_647  # for backoffLimit: the number of failures of the nodes' pods is not limited
 EXIT_MARGIN_S = 20  # from the end of an agent's grace period to SIGKILL; the agent's own end takes 10 s of this
 PART_OF, NAME, INSTANCE, COMPONENT = (

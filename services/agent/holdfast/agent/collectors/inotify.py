@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -33,9 +32,7 @@ class FileWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     async def changed(self, timeout_s: float) -> None:

@@ -109,6 +109,17 @@ def _sample(node: str, record: Mapping[str, Any]) -> GpuSample:
     )
 
 
+# Columns of `GpuHealth` with integers, by their largest value.
+_COUNTS = (
+    *("remap_pending", "remap_failed", "nvlinks_up", "nvlinks_down", "fabric_state", "utilization"),
+    *("pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max"),
+)
+_TOTALS = (
+    *("ecc_corrected", "ecc_uncorrected_ever", "remapped_rows", "nvlink_errors", "pcie_replays"),
+    *("thermal_slowdown_ns", "power_brake_ns", "fabric_health"),
+)
+
+
 def _health(node: str, record: Mapping[str, Any], expected: int) -> GpuHealth:
     rows = _rows(record["health"])
     for row in rows:
@@ -116,38 +127,16 @@ def _health(node: str, record: Mapping[str, Any], expected: int) -> GpuHealth:
         row["nvlinks_up"], row["nvlinks_down"] = row.get("nvlinks", (UNKNOWN, UNKNOWN))
         row["fabric_state"], row["fabric_health"] = row.get("fabric", (UNKNOWN, UNKNOWN))
 
-    def counts(name: str) -> tuple[int, ...]:
-        return _column(rows, name, _count, UNKNOWN)
-
-    def totals(name: str) -> tuple[int, ...]:
-        return _column(rows, name, _total, UNKNOWN)
-
     return GpuHealth(
         node=node,
         at=_time(record),
         expected=expected,
         gpu=_column(rows, "gpu", _index, 0),
         uuid=_column(rows, "uuid", word, ""),
-        ecc_corrected=totals("ecc_corrected"),
-        ecc_uncorrected_ever=totals("ecc_uncorrected_ever"),
-        remapped_rows=totals("remapped_rows"),
-        remap_pending=counts("remap_pending"),
-        remap_failed=counts("remap_failed"),
-        nvlinks_up=counts("nvlinks_up"),
-        nvlinks_down=counts("nvlinks_down"),
-        nvlink_errors=totals("nvlink_errors"),
-        pcie_replays=totals("pcie_replays"),
-        pcie_width=counts("pcie_width"),
-        pcie_width_max=counts("pcie_width_max"),
-        pcie_gen=counts("pcie_gen"),
-        pcie_gen_max=counts("pcie_gen_max"),
-        utilization=counts("utilization"),
-        thermal_slowdown_ns=totals("thermal_slowdown_ns"),
-        power_brake_ns=totals("power_brake_ns"),
         margin_c=_column(rows, "margin_c", float, math.inf),
-        fabric_state=counts("fabric_state"),
-        fabric_health=totals("fabric_health"),
         rejected=_column(rows, "rejected", _index, 0),
+        **{name: _column(rows, name, _count, UNKNOWN) for name in _COUNTS},
+        **{name: _column(rows, name, _total, UNKNOWN) for name in _TOTALS},
     )
 
 

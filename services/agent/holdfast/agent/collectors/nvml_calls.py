@@ -27,13 +27,11 @@ except ModuleNotFoundError:
     pynvml = None
 
 NOT_SUPPORTED = 3
-UNSUPPORTED_CODES = frozenset(
-    {NOT_SUPPORTED, 13, 21, 25, 26}
-)  # FUNCTION_NOT_FOUND, NO_DATA, version mismatch, deprecated
+# FUNCTION_NOT_FOUND, NO_DATA, version mismatch, deprecated
+UNSUPPORTED_CODES = frozenset({NOT_SUPPORTED, 13, 21, 25, 26})
 GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND, UNKNOWN = 15, 16, 28, 999
-DRIVER_GONE_CODES = frozenset(
-    {1, 9, 12, 18}
-)  # UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH
+# UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH
+DRIVER_GONE_CODES = frozenset({1, 9, 12, 18})
 
 # Read every time.
 FAST = ("temperature_c", "power_w", "memory_used", "ecc_uncorrected", "recovery_action")

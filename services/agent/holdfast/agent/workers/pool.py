@@ -158,9 +158,8 @@ class WorkerPool:
                 else {}
             )
             template = await self._templates.of(order.job, launch)
-            async with (
-                anyio.create_task_group() as forks
-            ):  # a reaper forks its worker while the template forks the next one
+            # a reaper forks its worker while the template forks the next one
+            async with anyio.create_task_group() as forks:
                 for local_rank in range(order.placement.nproc):
                     forks.start_soon(self._fork_one, template, generation, local_rank, entry, secrets)
             generation.workers = dict(sorted(generation.workers.items()))
@@ -192,9 +191,8 @@ class WorkerPool:
         if not generation.complete:
             dead = [rank for rank, worker in generation.workers.items() if not worker.alive]
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
-        if (
-            self.site.user is not None
-        ):  # the directories may have been deleted since the fork, with the images of an ended run
+        # the directories may have been deleted since the fork, with the images of an ended run
+        if self.site.user is not None:
             for worker in generation.workers.values():
                 make_places(self.site, job, worker.identity.local_rank)
         self._emit(generation.begin(time.time()))

@@ -26,19 +26,19 @@ def process_facts(pid: int) -> ProcessFacts:
 
 def parent_of(pid: int) -> int:
     """Return the pid of the process's parent; 0 if the process no longer exists or cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[_PPID])
-    except OSError:
-        return 0
+    return _number(pid, _PPID)
 
 
 def started_at(pid: int) -> int:
     """Return when the process was started, in ticks since the boot; 0 if it no longer exists or cannot be read. The
     value distinguishes processes that had the same pid."""
+    return _number(pid, _STARTTIME)
+
+
+def _number(pid: int, field: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[_STARTTIME])
+            return int(stat.read().rpartition(b")")[2].split()[field])
     except OSError:
         return 0
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
+from typing import Any
 
 from holdfast.domain.notes import (
     GroupsNote,
@@ -28,6 +30,8 @@ ROWS_MAX = 4096
 SILENT_AFTER_S = 1.0
 SILENT_FACTOR = 1.5
 _RECENT = 20  # steps
+# Fields of a `StepNote` that are columns of the same name.
+_OF_A_STEP = ("step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s")
 STEP_ENDS_MAX = 4  # number of last steps whose end times are kept; the ranks of a job are at most this many steps apart
 
 
@@ -281,15 +285,7 @@ class Progress:
             job=self._job,
             generation=self._generation,
             rank=tuple(rank for rank, _ in rows),
-            step=tuple(note.step for note in notes),
-            started_at=tuple(note.started_at for note in notes),
-            ended_at=tuple(note.ended_at for note in notes),
-            data_s=tuple(note.data_s for note in notes),
-            stall_s=tuple(note.stall_s for note in notes),
-            tokens=tuple(note.tokens for note in notes),
-            loss=tuple(note.loss for note in notes),
-            grad_norm=tuple(note.grad_norm for note in notes),
-            comm_wait_s=tuple(note.comm_wait_s for note in notes),
+            **_columns(notes, *_OF_A_STEP),
             local_grad_norm=_reported(tuple(note.local_grad_norm for note in notes)),
             flops=tuple(note.flops for note in notes) if any(note.flops for note in notes) else (),
         )
@@ -305,11 +301,7 @@ class Progress:
             job=self._job,
             generation=self._generation,
             rank=tuple(note.sender.rank for note in notes),
-            step=tuple(note.step for note in notes),
-            steps=tuple(note.steps for note in notes),
-            started_at=tuple(note.started_at for note in notes),
-            ended_at=tuple(note.ended_at for note in notes),
-            comm_wait_s=tuple(note.comm_wait_s for note in notes),
+            **_columns(notes, "step", "steps", "started_at", "ended_at", "comm_wait_s"),
         )
 
     def take_checks(self, at: float) -> ReplicaChecks | None:
@@ -323,10 +315,7 @@ class Progress:
             job=self._job,
             generation=self._generation,
             rank=tuple(note.sender.rank for note in notes),
-            step=tuple(note.step for note in notes),
-            digest=tuple(note.digest for note in notes),
-            duration_s=tuple(note.duration_s for note in notes),
-            restored=tuple(note.restored for note in notes),
+            **_columns(notes, "step", "digest", "duration_s", "restored"),
         )
 
     def _observed_counts(self, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -351,6 +340,11 @@ class Progress:
             collective_seq=tuple(self._ranks[rank].collectives for rank in ranks),
             observed=self._observed_counts(ranks),
         )
+
+
+def _columns(notes: Sequence[Note], *names: str) -> dict[str, Any]:
+    """Return the values of these fields, by field."""
+    return {name: tuple(map(attrgetter(name), notes)) for name in names}
 
 
 def _reported(column: tuple[float, ...]) -> tuple[float, ...]:

@@ -55,9 +55,8 @@ class _Case:
     polled_at: float = 0.0
     sent_at: float = 0.0
     sent: StallSnapshot | None = None
-    stacks: dict[int, tuple[str, str]] | None = (
-        None  # (interpreter, stack) by rank, taken once, because sampling interrupts the process
-    )
+    # (interpreter, stack) by rank, taken once, because sampling interrupts the process
+    stacks: dict[int, tuple[str, str]] | None = None
 
 
 class StandstillWatch:

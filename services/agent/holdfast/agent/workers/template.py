@@ -40,9 +40,8 @@ class TemplateKey:
     preload: tuple[str, ...] = ()
     path: tuple[str, ...] = ()  # where to look for them first
     env: tuple[tuple[str, str], ...] = ()
-    learned: tuple[
-        str, ...
-    ] = ()  # modules that earlier workers have imported; those that may be are imported, after `preload`
+    # modules that earlier workers have imported; those that may be are imported, after `preload`
+    learned: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from holdfast.domain.generations import ShardKey
@@ -45,9 +44,7 @@ class OpenShard:
     def __enter__(self) -> OpenShard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -60,9 +60,8 @@ class Received:
     def signed_by(self, token: str, challenge: str) -> bool:
         """Whether the signature is valid. False also for an empty token, because a job without a secret accepts no peers."""
         expected = _sign(token, challenge, self.body).hex()
-        return bool(token) and hmac.compare_digest(
-            self.signature.encode(), expected.encode()
-        )  # text must be ASCII for it
+        # text must be ASCII for it
+        return bool(token) and hmac.compare_digest(self.signature.encode(), expected.encode())
 
 
 def receive(sock: socket.socket, bytes_max: int = MESSAGE_BYTES_MAX) -> Received:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -36,12 +37,8 @@ class CheckpointState:
 class Checkpoints:
     """Reports CHECKPOINT."""
 
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (CheckpointTrouble,)
-
-    def initial(self) -> CheckpointState:
-        return CheckpointState()
+    reads: ClassVar = (CheckpointTrouble,)
+    initial = CheckpointState
 
     def observe(
         self, state: CheckpointState, item: Observed, now: float, roster: Roster

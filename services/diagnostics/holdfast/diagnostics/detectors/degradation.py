@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 
@@ -61,14 +62,9 @@ class _Condition:
 class Degradation:
     """Reports DEGRADATION."""
 
+    reads: ClassVar = (GpuHealth, NicSample, HostSample)
+    initial = DegradationState
     limits: DegradationThresholds = field(default_factory=DegradationThresholds)
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (GpuHealth, NicSample, HostSample)
-
-    def initial(self) -> DegradationState:
-        return DegradationState()
 
     def observe(
         self, state: DegradationState, item: Observed, now: float, roster: Roster

@@ -18,9 +18,8 @@ from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
 MESSAGE_CHARS_MAX = 240  # of an exception, in a sentence
-_LOG_LINES_MAX = (
-    8  # last lines of the log; earlier lines may be about another connection, or an exception that was caught
-)
+# last lines of the log; earlier lines may be about another connection, or an exception that was caught
+_LOG_LINES_MAX = 8
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 # An exception of any other type is the script's own, whatever its message contains.

@@ -13,6 +13,7 @@ them on no other GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.catalogue.xid import (
@@ -93,18 +94,12 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
+    reads: ClassVar = (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent, RunStarted)
+    initial = GpuState
     catalogue: Catalogue
-    burst_s: float = (
-        60.0  # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
-    )
+    # lines of different codes within this time belong to one fault; reference: ±60 s around the first failure
+    burst_s: float = 60.0
     memory_s: float = 86_400.0  # faults are kept for the longest window of rules.csv
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent, RunStarted)
-
-    def initial(self) -> GpuState:
-        return GpuState()
 
     def observe(self, state: GpuState, item: Observed, now: float, roster: Roster) -> tuple[GpuState, Findings]:
         findings: tuple[Finding, ...] = ()

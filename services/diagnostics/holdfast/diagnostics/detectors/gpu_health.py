@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.lasting import Lasting
@@ -49,16 +50,11 @@ class HealthState:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
+    reads: ClassVar = (Health,)
+    initial = HealthState
     samples: int = 2  # a single reading may coincide with a reload of the driver
     absent: int = 10
     busy_percent: int = 50  # idle GPUs slow down their PCIe link, so only the link of a working GPU is judged
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (Health,)
-
-    def initial(self) -> HealthState:
-        return HealthState()
 
     def observe(self, state: HealthState, item: Observed, now: float, roster: Roster) -> tuple[HealthState, Findings]:
         if not isinstance(item, Health):

@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +75,9 @@ class _Outlier:
 class GradientOutlier:
     """Reports NUMERICAL, a warning about one rank."""
 
+    reads: ClassVar = (StepColumns, RunStarted)
+    initial = GradientState
     limits: GradientThresholds = field(default_factory=GradientThresholds)
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, RunStarted)
-
-    def initial(self) -> GradientState:
-        return GradientState()
 
     def observe(
         self, state: GradientState, item: Observed, now: float, roster: Roster

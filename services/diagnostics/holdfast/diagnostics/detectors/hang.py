@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.detectors.stall import Rule, Stall, look, may_compute, report
@@ -68,6 +69,19 @@ from holdfast.domain.signals import (
 
 @dataclass(frozen=True, slots=True)
 class Hang:
+    reads: ClassVar = (
+        RankProgress,
+        StallSnapshot,
+        ClockTick,
+        StepRecord,
+        GenerationStarted,
+        NodeDisconnected,
+        WorkerExited,
+        Finding,
+        TelemetryGap,
+        RunStarted,
+    )
+    initial = HangState
     stuck_s: float = 2.0  # shortest time after which a proven stall is reported
     gone_s: float = 10.0  # the same, if processes are dead and none is stopped
     unproven: float = 10.0  # multiple of the allowance after which a stall that is not proven is an error as well
@@ -77,24 +91,6 @@ class Hang:
     # How long a diagnosis waits for flight recorders and stacks: one tick, and time for the answers.
     evidence_s: float = 1.5
     explained_s: float = 10.0  # how long a lost node explains a stall
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (
-            RankProgress,
-            StallSnapshot,
-            ClockTick,
-            StepRecord,
-            GenerationStarted,
-            NodeDisconnected,
-            WorkerExited,
-            Finding,
-            TelemetryGap,
-            RunStarted,
-        )
-
-    def initial(self) -> HangState:
-        return HangState()
 
     def observe(self, state: HangState, item: Observed, now: float, roster: Roster) -> tuple[HangState, Findings]:
         match item:

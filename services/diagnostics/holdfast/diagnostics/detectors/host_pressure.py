@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -26,19 +27,14 @@ class PressureState:
 
 @dataclass(frozen=True, slots=True)
 class HostPressure:
+    reads: ClassVar = (HostSample, CollectorSilent)
+    initial = PressureState
     warn: float = 0.95  # share in use
     clear: float = 0.90
     latency_s: float = 1.0  # one write of 4 KiB: a healthy disk under load needs tens of milliseconds
     blocked_per_cpu: float = 1.0  # tasks in state D per CPU
     clock_s: float = 0.1  # the clock skew that is tolerated when signals of several nodes are ordered
     clear_factor: float = 0.5  # share of the three limits above below which the condition has ended
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (HostSample, CollectorSilent)
-
-    def initial(self) -> PressureState:
-        return PressureState()
 
     def observe(
         self, state: PressureState, item: Observed, now: float, roster: Roster
@@ -87,29 +83,25 @@ class HostPressure:
 
 
 def _pressed(item: HostSample, resource: str, used: int, total: int, now: float) -> Finding:
-    return Finding(
-        id=f"pressure:{item.node}:{resource}:{item.at:.0f}",
-        kind=FindingKind.HOST_PRESSURE,
-        severity=Severity.WARNING,
-        at=now,
-        since=min(item.at, now),
-        summary=f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left).",
-        node=item.node,
-        evidence={"resource": resource, "used_bytes": str(used), "total_bytes": str(total)},
-        recommended_actions=(Remedy.WATCH,),
-    )
+    words = f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left)."
+    return _finding(item, resource, words, {"used_bytes": str(used), "total_bytes": str(total)}, now)
 
 
 def _over(item: HostSample, resource: str, value: float, limit: float, words: str, now: float) -> Finding:
+    evidence = {"value": f"{value:.3f}", "limit": f"{limit:.3f}"}
+    return _finding(item, resource, f"On {item.node} {words}.", evidence, now)
+
+
+def _finding(item: HostSample, resource: str, summary: str, evidence: dict[str, str], now: float) -> Finding:
     return Finding(
         id=f"pressure:{item.node}:{resource}:{item.at:.0f}",
         kind=FindingKind.HOST_PRESSURE,
         severity=Severity.WARNING,
         at=now,
         since=min(item.at, now),
-        summary=f"On {item.node} {words}.",
+        summary=summary,
         node=item.node,
-        evidence={"resource": resource, "value": f"{value:.3f}", "limit": f"{limit:.3f}"},
+        evidence={"resource": resource, **evidence},
         recommended_actions=(Remedy.WATCH,),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -130,14 +131,9 @@ class KernelState:
 
 @dataclass(frozen=True, slots=True)
 class KernelFault:
+    reads: ClassVar = (KernelLine,)
+    initial = KernelState
     quiet_s: float = 600.0  # the kernel repeats a hung task every 120 s, a soft lockup every 20 s
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (KernelLine,)
-
-    def initial(self) -> KernelState:
-        return KernelState()
 
     def observe(self, state: KernelState, item: Observed, now: float, roster: Roster) -> tuple[KernelState, Findings]:
         if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
+from typing import ClassVar
 
 from holdfast.diagnostics.detectors.liveness_findings import NAMED_MAX, first_names, node_lost, withdraw
 from holdfast.diagnostics.detectors.liveness_state import (
@@ -67,6 +68,18 @@ UNWITNESSED_GRACE_S = 15.0  # enough for many attempts of a running agent
 class Liveness:
     """Reports NODE_LOST, and one HOST_PRESSURE if diagnostics has lost its own network."""
 
+    reads: ClassVar = (
+        NodeBeat,
+        ClockTick,
+        NodeConnected,
+        NodeDisconnected,
+        GenerationStarted,
+        RankProgress,
+        WorkerExited,
+        TelemetryGap,
+        RunStarted,
+    )
+    initial = LivenessState
     reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
     silence_s: float = 5.0
@@ -82,23 +95,6 @@ class Liveness:
     report_s: float = 1.5
     next_step_s_max: float = 60.0
     excuse_s: float = 10.0  # if steps continue, a node without contact is reported as a warning after this time
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (
-            NodeBeat,
-            ClockTick,
-            NodeConnected,
-            NodeDisconnected,
-            GenerationStarted,
-            RankProgress,
-            WorkerExited,
-            TelemetryGap,
-            RunStarted,
-        )
-
-    def initial(self) -> LivenessState:
-        return LivenessState()
 
     def observe(
         self, state: LivenessState, item: Observed, now: float, roster: Roster

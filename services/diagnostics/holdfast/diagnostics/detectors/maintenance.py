@@ -6,6 +6,7 @@ The finding is a warning with the time. The policy decides whether to save, to r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -19,21 +20,15 @@ _NOTICES_MAX = 50_000
 
 @dataclass(slots=True)
 class NoticeState:
-    open: Bounded[tuple[str, str], str] = field(
-        default_factory=lambda: Bounded(_NOTICES_MAX)
-    )  # (node, source) → the finding's id
+    # (node, source) → the finding's id
+    open: Bounded[tuple[str, str], str] = field(default_factory=lambda: Bounded(_NOTICES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
+    reads: ClassVar = (MaintenanceNotice,)
+    initial = NoticeState
     ttl_s: float = 3600.0  # Google Cloud sends its notice an hour ahead
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (MaintenanceNotice,)
-
-    def initial(self) -> NoticeState:
-        return NoticeState()
 
     def observe(self, state: NoticeState, item: Observed, now: float, roster: Roster) -> tuple[NoticeState, Findings]:
         if not isinstance(item, MaintenanceNotice):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.lasting import Lasting
@@ -48,19 +49,14 @@ class NicState:
 
 @dataclass(frozen=True, slots=True)
 class NicPort:
+    reads: ClassVar = (NicSample,)
+    initial = NicState
     down_s: float = 240.0  # gpud: a port that is down for more than 4 min is a drop
     flap_s: float = 25.0  # gpud: a port that was down three times for 25 s or more flaps
     flaps: int = 3
     flap_window_s: float = 86_400.0
     missing: int = 3  # NVSentinel: a device missing over three polls
     quiet_s: float = 3600.0  # if a counter grows again within this time, the finding is the same
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (NicSample,)
-
-    def initial(self) -> NicState:
-        return NicState()
 
     def observe(self, state: NicState, item: Observed, now: float, roster: Roster) -> tuple[NicState, Findings]:
         if not isinstance(item, NicSample):

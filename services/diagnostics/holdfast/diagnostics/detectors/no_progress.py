@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.lasting import Lasting
@@ -54,17 +55,12 @@ class ProgressState:
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
+    reads: ClassVar = (RankProgress, ClockTick, TelemetryGap, RunStarted)
+    initial = ProgressState
     least_s: float = 300.0
     factor: float = 3.0
     silent_s: float = 5.0  # a node that has not reported for longer may have begun a step
     look_s: float = 1.0  # interval between checks of all jobs
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (RankProgress, ClockTick, TelemetryGap, RunStarted)
-
-    def initial(self) -> ProgressState:
-        return ProgressState()
 
     def observe(
         self, state: ProgressState, item: Observed, now: float, roster: Roster

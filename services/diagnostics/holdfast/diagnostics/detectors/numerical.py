@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -78,14 +79,9 @@ class _Condition:
 class Numerical:
     """Reports NUMERICAL."""
 
+    reads: ClassVar = (StepColumns, StepRecord, RunStarted)
+    initial = NumericalState
     limits: NumericalThresholds = field(default_factory=NumericalThresholds)
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, RunStarted)
-
-    def initial(self) -> NumericalState:
-        return NumericalState()
 
     def observe(
         self, state: NumericalState, item: Observed, now: float, roster: Roster

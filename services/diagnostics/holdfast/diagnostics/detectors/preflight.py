@@ -9,6 +9,7 @@ not used again until an operator has checked it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -31,12 +32,8 @@ class PreflightState:
 class Preflight:
     """Reports SILENT_CORRUPTION for a wrong product, and PREFLIGHT, a warning, for other failures, once until they change."""
 
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (NodeTested,)
-
-    def initial(self) -> PreflightState:
-        return PreflightState()
+    reads: ClassVar = (NodeTested,)
+    initial = PreflightState
 
     def observe(
         self, state: PreflightState, item: Observed, now: float, roster: Roster

@@ -40,7 +40,8 @@ State = TypeVar("State")
 
 
 class Detector(Protocol[State]):
-    """A detector. Its fields contain the configuration, `State` contains what it has observed."""
+    """A detector. Its fields contain the configuration, `State` contains what it has observed. `reads` and `initial` may be
+    class variables: a tuple, and the class of the state."""
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:

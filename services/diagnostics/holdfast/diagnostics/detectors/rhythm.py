@@ -23,9 +23,8 @@ class Rhythm:
     """`intervals_s`: durations of the newest steps, without pauses."""
 
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _pauses: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=_PAUSES_MAX)
-    )  # (after step, seconds)
+    # (after step, seconds)
+    _pauses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_PAUSES_MAX))
     _in_a_row: list[float] = field(default_factory=list)
 
     @property

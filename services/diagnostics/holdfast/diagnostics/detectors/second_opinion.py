@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.lasting import Lasting
@@ -29,14 +30,9 @@ class OpinionState:
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
+    reads: ClassVar = (HealthChecks,)
+    initial = OpinionState
     samples: int = 2  # NVRx counts every NVML error as a failure, also during a reload of the driver
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (HealthChecks,)
-
-    def initial(self) -> OpinionState:
-        return OpinionState()
 
     def observe(self, state: OpinionState, item: Observed, now: float, roster: Roster) -> tuple[OpinionState, Findings]:
         if not isinstance(item, HealthChecks):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
@@ -77,12 +78,8 @@ class _Difference:
 class SilentCorruption:
     """Reports SILENT_CORRUPTION, from checksums of replicated parameters."""
 
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (ReplicaChecks, RunStarted)
-
-    def initial(self) -> CorruptionState:
-        return CorruptionState()
+    reads: ClassVar = (ReplicaChecks, RunStarted)
+    initial = CorruptionState
 
     def observe(
         self, state: CorruptionState, item: Observed, now: float, roster: Roster

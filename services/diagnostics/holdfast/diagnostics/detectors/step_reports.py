@@ -67,9 +67,8 @@ class StepReports:
     """Open steps of a generation with `ranks` ranks. Beyond `_OPEN_MAX`, the step that was opened first is dropped."""
 
     ranks: int
-    open: Bounded[int, Floats] = field(
-        default_factory=lambda: Bounded(_OPEN_MAX)
-    )  # step → the values that its ranks have reported
+    # step → the values that its ranks have reported
+    open: Bounded[int, Floats] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     closed: int = 0  # newest step that was returned by `close`
     _waiting: list[StepColumns] = field(default_factory=list)
     _waiting_rows: int = 0

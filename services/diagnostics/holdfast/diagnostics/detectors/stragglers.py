@@ -25,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -84,14 +85,9 @@ class StragglerState:
 class Stragglers:
     """Reports STRAGGLER, IMBALANCE and SLOW_COLLECTIVE."""
 
+    reads: ClassVar = (StepColumns, ObservedSteps, StepRecord, GenerationStarted, RunStarted)
+    initial = StragglerState
     limits: StragglerThresholds = field(default_factory=StragglerThresholds)
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, ObservedSteps, StepRecord, GenerationStarted, RunStarted)
-
-    def initial(self) -> StragglerState:
-        return StragglerState()
 
     def observe(
         self, state: StragglerState, item: Observed, now: float, roster: Roster

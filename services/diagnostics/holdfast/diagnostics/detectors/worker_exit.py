@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import repeated_exception
@@ -71,9 +72,8 @@ class ExitState:
     failures: Bounded[str, dict[str, repeated_exception.Failure]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     steps: Bounded[str, int] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # job → newest step of every rank
     holding: set[Key] = field(default_factory=set)
-    hardware: Bounded[str, Finding] = field(
-        default_factory=lambda: Bounded(_KEPT_MAX)
-    )  # node → newest hardware finding
+    # node → newest hardware finding
+    hardware: Bounded[str, Finding] = field(default_factory=lambda: Bounded(_KEPT_MAX))
     out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
     # Job → node on which the job failed → diagnostics' clock.
     places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
@@ -86,6 +86,17 @@ class ExitState:
 class WorkerExit:
     """Reports WORKER_CRASH, WORKER_EXCEPTION and, instead of the latter, REPEATED_EXCEPTION."""
 
+    reads: ClassVar = (
+        WorkerExited,
+        GenerationStarted,
+        GenerationStopped,
+        StepRecord,
+        Finding,
+        ClockTick,
+        RunStarted,
+        TelemetryGap,
+    )
+    initial = ExitState
     hold_s: float = 0.3  # delay of collective errors, in which their root may be reported
     agents_s: float = 5.0  # longest delay while agents have not reconnected since this process started
     gather_s: float = 2.0  # longest delay for ranks that have not ended, if most have, or flight recorders show calls
@@ -95,22 +106,6 @@ class WorkerExit:
     near_s: float = 60.0  # a hardware finding explains failures of its node within this time
     memory_s: float = 86_400.0  # failures of other jobs on a node count for this long
     early_s: float = 300.0  # after the start of a generation; a later failure before the first step is not an early one
-
-    @property
-    def reads(self) -> tuple[type[Observed], ...]:
-        return (
-            WorkerExited,
-            GenerationStarted,
-            GenerationStopped,
-            StepRecord,
-            Finding,
-            ClockTick,
-            RunStarted,
-            TelemetryGap,
-        )
-
-    def initial(self) -> ExitState:
-        return ExitState()
 
     def observe(self, state: ExitState, item: Observed, now: float, roster: Roster) -> tuple[ExitState, Findings]:
         if state.looking_since is None or isinstance(item, TelemetryGap):

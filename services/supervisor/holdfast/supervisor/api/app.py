@@ -65,9 +65,8 @@ def build(backend: Backend, forwarding: Forwarding | None = None) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(session.SignedIn)
     problems.install(app)
-    for (
-        router
-    ) in ROUTERS:  # not by `include_router`, which builds every route twice more, a tenth of a second each time
+    # not by `include_router`, which builds every route twice more, a tenth of a second each time
+    for router in ROUTERS:
         app.router.routes.extend(router.routes)
     dashboard.mount(app)
     return app

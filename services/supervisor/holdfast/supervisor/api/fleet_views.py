@@ -74,7 +74,7 @@ def _fleet_job(picture: Picture, progress: Progress, job: Job, account: Account 
         node_count=len(summary.nodes),
         checkpoint_at=job.checkpoints.saved_at or None,
         goodput=_recent(account.goodput) if account else None,
-        trend=_trend(account.trend) if account else None,
+        trend=models.Trend.of(account.trend) if account else None,
     )
 
 
@@ -113,12 +113,6 @@ def _recent(value: time_classes.Recent) -> models.RecentGoodput:
         useful_s=value.seconds[time_classes.Class.USEFUL],
         unmeasured_s=value.seconds[time_classes.Class.RUNNING],
         badput_s={name.value: value.seconds[name] for name in time_classes.BADPUT},
-    )
-
-
-def _trend(value: Series) -> models.Trend:
-    return models.Trend(
-        since=value.since, bucket_s=value.bucket_s, index=list(value.index), tokens_per_s=list(value.tokens_per_s)
     )
 
 
@@ -239,14 +233,7 @@ def timeline(job: str, history: time_classes.History, run: Run, series: Series) 
             for each in run.generations[-MARKS_MAX:]
         ],
         incidents=[
-            models.Mark(
-                id=each.id,
-                kind=each.kind,
-                cause=each.cause,
-                state=each.state,
-                at=each.fault_at,
-                until=each.first_step_at,
-            )
+            models.Mark.of(each, at=each.fault_at, until=each.first_step_at)
             for each in sorted(run.incidents, key=lambda each: each.fault_at)[-MARKS_MAX:]
         ],
     )

@@ -31,15 +31,11 @@ def finding(judged: FindingJudged) -> incident_models.Finding:
 
 def trace(value: Incident) -> incident_models.Trace:
     own = [
-        incident_models.Span(
-            name=span.name,
-            service=span.service,
+        incident_models.Span.of(
+            span,
             span_id=span.context.span_id,
             parent_id=span.parent,
-            start=span.start,
-            end=span.end,
             attributes={tracing.ATTRIBUTE_PREFIX + name: value for name, value in span.attributes.items()},
-            error=span.error,
         )
         for span in spans.of_trace(value)
     ]
@@ -47,16 +43,14 @@ def trace(value: Incident) -> incident_models.Trace:
 
 
 def action(done: ActionEntry) -> incident_models.Action:
-    return incident_models.Action(
-        id=f"{done.incident.id}.{done.number}",
-        incident=done.incident.id,
-        job=done.incident.job,
-        kind=done.action.kind,
-        reason=done.action.reason,
-        decided_by=done.incident.decided_by,
+    incident = done.incident
+    return incident_models.Action.of(
+        done.action,
+        id=f"{incident.id}.{done.number}",
+        incident=incident.id,
+        job=incident.job,
+        decided_by=incident.decided_by,
         at=done.at,
-        nodes=list(done.action.nodes),
-        dp=done.action.dp,
-        generation=done.incident.generation,
-        new_generation=done.incident.new_generation,
+        generation=incident.generation,
+        new_generation=incident.new_generation,
     )

@@ -214,19 +214,11 @@ def interval(value: Job) -> job_models.Interval | None:
     if chosen is None:
         return None
     auto = not value.spec.checkpoint.interval_steps
-    return job_models.Interval(steps=chosen.steps, auto=auto, store_s=chosen.store_s, reason=chosen.reason)
+    return job_models.Interval.of(chosen, auto=auto)
 
 
 def checkpoint(step: SavedStep) -> job_models.Checkpoint:
-    return job_models.Checkpoint(
-        attempt=step.attempt,
-        step=step.step,
-        mesh=dict(step.mesh.dims),
-        tiers={**step.ranks, STORE: step.stored},
-        complete=step.complete,
-        newest=step.newest,
-        needed=step.needed,
-    )
+    return job_models.Checkpoint.of(step, mesh=dict(step.mesh.dims), tiers={**step.ranks, STORE: step.stored})
 
 
 def shard_sources(state: State, value: Job, step: SavedStep) -> job_models.ShardSources:
@@ -234,9 +226,7 @@ def shard_sources(state: State, value: Job, step: SavedStep) -> job_models.Shard
         rank: {name: state.nodes[name].facts.replicator_endpoint for name in names}
         for rank, names in holders(state, value.name, step.attempt, step.step).items()
     }
-    return job_models.ShardSources(
-        attempt=step.attempt, step=step.step, mesh=dict(step.mesh.dims), token=value.token, ranks=ranks
-    )
+    return job_models.ShardSources.of(step, mesh=dict(step.mesh.dims), token=value.token, ranks=ranks)
 
 
 def _ranks(picture: Picture, name: str, generation: Generation) -> list[job_models.Rank]:

@@ -23,7 +23,8 @@ NO_LEADER = "no supervisor leads, so this is the state"
 def node(picture: Picture, value: Node, at: float) -> node_models.Node:
     """`at`: Unix seconds; a node's faults count less the older they are."""
     facts, versions = value.facts, picture.versions_of(value.name)
-    return node_models.Node(
+    return node_models.Node.of(
+        facts,
         node=value.name,
         state=value.state,
         connected=value.connected,
@@ -31,28 +32,16 @@ def node(picture: Picture, value: Node, at: float) -> node_models.Node:
         job=_job_of(picture, value.name),
         reason=reason_of_node(picture, value, at),
         zone=value.zone,
-        capacity=facts.capacity,
-        hostname=facts.hostname,
-        address=facts.address,
-        replicator_endpoint=facts.replicator_endpoint,
-        incarnation=facts.incarnation,
-        agent_pid=facts.agent_pid,
-        directory=facts.directory,
-        kernel_log=facts.kernel_log,
-        disk_dir=facts.disk_dir,
-        version=facts.version,
         diagnostics_version=versions.diagnostics,
         replicator_version=versions.replicator,
         quarantined=value.quarantined,
         preflight=preflight(value.preflight) if value.preflight is not None else None,
         faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),
-        boot_id=facts.boot_id,
         hold_until=returns.held_until(value, at),
         probation_until=returns.on_probation_until(value, at),
         returns_by=_returns_by(value),
         notices=[node_models.Notice.of(each) for each in value.notices if each.event],
         telemetry_cut_since=picture.telemetry_cut_since(value.name),
-        pool=facts.pool,
     )
 
 
@@ -78,14 +67,11 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
 
 
 def link_test(value: LinkTest) -> node_models.LinkTest:
-    measured, than = value.measured, value.expected
-    return node_models.LinkTest(
+    than = value.expected
+    return node_models.LinkTest.of(
+        value.measured,
         at=value.at,
         partner=value.partner,
-        out_bytes_per_s=measured.out_bytes_per_s,
-        in_bytes_per_s=measured.in_bytes_per_s,
-        round_trip_s=measured.round_trip_s,
-        failure=measured.failure,
         verdict=value.verdict.value,
         expected_bytes_per_s=than.bytes_per_s if than is not None else None,
         expected_round_trip_s=than.round_trip_s if than is not None else None,

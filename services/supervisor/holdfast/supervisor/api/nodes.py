@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 
 from holdfast.domain.errors import NotFound
 from holdfast.supervisor.api import bodies, models, node_models, node_views
@@ -45,7 +44,7 @@ async def get_gpus(name: str, backend: Serving) -> NodeGpus:
     if name not in picture.state.nodes:
         raise NotFound(f"there is no node {name}; `holdfast nodes list` shows those there are")
     gpus = await backend.agents.read_gpus(name)
-    return NodeGpus(node=name, gpus=[Gpu(**asdict(gpu)) for gpu in gpus])
+    return NodeGpus(node=name, gpus=[Gpu.of(gpu) for gpu in gpus])
 
 
 @router.post("/{name}/cordon", status_code=202)

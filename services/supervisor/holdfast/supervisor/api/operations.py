@@ -66,13 +66,7 @@ async def get_kubernetes(backend: Serving) -> models.Kubernetes:
     """Whether the cluster of the machines is watched, and what keeps it from being seen."""
     if backend.cluster is None:
         return models.Kubernetes(watch=False, watched=[])
-    watched = [
-        models.WatchedObjects(
-            what=each.what, problem=each.problem, problem_since=each.problem_since, confirmed_at=each.confirmed_at
-        )
-        for each in backend.cluster()
-    ]
-    return models.Kubernetes(watch=True, watched=watched)
+    return models.Kubernetes(watch=True, watched=[models.WatchedObjects.of(each) for each in backend.cluster()])
 
 
 @router.get("/version")

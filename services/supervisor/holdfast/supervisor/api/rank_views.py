@@ -14,9 +14,8 @@ from holdfast.supervisor.api.rank_models import RankError, RankErrors, RankMeasu
 
 ERRORS_SHOWN_MAX = 100
 GENERATIONS_MAX = 5  # whose logs agents keep
-OTHER_CLOCK_S = (
-    60.0  # a node's clock may differ by this: an exception that is older belongs to an earlier run of the name
-)
+# a node's clock may differ by this: an exception that is older belongs to an earlier run of the name
+OTHER_CLOCK_S = 60.0
 
 Column = list[float | None]
 

@@ -47,6 +47,7 @@ from itertools import chain
 from typing import Any, assert_never
 
 from holdfast.domain.evolve import evolve
+from holdfast.supervisor import timers
 from holdfast.supervisor.core import (
     breaker,
     capacity,
@@ -128,43 +129,7 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
-from holdfast.supervisor.timers import (
-    BreakerWindowOver,
-    CheckpointReportDue,
-    DeferralOver,
-    DegradedStart,
-    FenceOver,
-    FinalUploadTimeout,
-    FirstStepsDue,
-    FirstStepTimeout,
-    KeptOver,
-    LinkTestsDue,
-    LinkTestTimeout,
-    LoanDue,
-    LostTimeout,
-    NoticeDue,
-    OfJob,
-    PlannedChangeDue,
-    PolicyTimeout,
-    PrepareTimeout,
-    RanksDue,
-    RebootDue,
-    ReconnectTimeout,
-    ReplacementDue,
-    ResetTimeout,
-    RetentionDue,
-    RetryDue,
-    ReturnDue,
-    RungTimeout,
-    SaveTimeout,
-    SessionsTimeout,
-    SlowStart,
-    StepDue,
-    StopTimeout,
-    Timer,
-    WarningDue,
-    WitnessTimeout,
-)
+from holdfast.supervisor.timers import OfJob, Timer
 
 __all__ = [
     "LINK_STANDINGS",
@@ -197,20 +162,20 @@ __all__ = [
 
 # Timers that draw a conclusion from the absence of reports.
 _SILENCE_TIMERS = (
-    PrepareTimeout,
-    FirstStepTimeout,
-    SlowStart,
-    ReconnectTimeout,
-    ResetTimeout,
-    RungTimeout,
-    WitnessTimeout,
-    FenceOver,
-    StopTimeout,
-    SaveTimeout,
-    CheckpointReportDue,
-    LostTimeout,
-    RanksDue,
-    StepDue,
+    timers.PrepareTimeout,
+    timers.FirstStepTimeout,
+    timers.SlowStart,
+    timers.ReconnectTimeout,
+    timers.ResetTimeout,
+    timers.RungTimeout,
+    timers.WitnessTimeout,
+    timers.FenceOver,
+    timers.StopTimeout,
+    timers.SaveTimeout,
+    timers.CheckpointReportDue,
+    timers.LostTimeout,
+    timers.RanksDue,
+    timers.StepDue,
 )
 
 
@@ -365,7 +330,7 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     turn.commands.extend(turn.orders(to_one=True))
     turn.commands.extend(Post(turn.broadcasts[job], slots) for job, slots in sorted(turn.unanswered.items()))
     if turn.nodes:
-        turn.set_timer(SessionsTimeout(event.epoch, event.at), event.at + turn.config.session_s)
+        turn.set_timer(timers.SessionsTimeout(event.epoch, event.at), event.at + turn.config.session_s)
     for name in turn.found(By.CONNECTED):  # training continued and saved meanwhile
         until = event.at + turn.config.session_s
         turn.put_node(name, unheard=True, stale_until=until, stale_session=turn.nodes[name].session)
@@ -375,7 +340,7 @@ def _wait_for_agents(turn: Turn) -> None:
     """Postpone conclusions from an agent's silence until agents had time to reconnect: no supervisor was listening before."""
     reconnected_by = turn.at + turn.config.session_s
     for timer, due in sorted(turn.timers.items()):
-        if isinstance(timer, SessionsTimeout):
+        if isinstance(timer, timers.SessionsTimeout):
             turn.cancel_timer(timer)  # of a term that ended before agents could reconnect to it
         elif isinstance(timer, _SILENCE_TIMERS):
             turn.postpone_timer(timer, max(due, reconnected_by, _due_from_now(turn, timer)))
@@ -385,21 +350,21 @@ def _wait_for_agents(turn: Turn) -> None:
 
 def _due_from_now(turn: Turn, timer: Timer) -> float:
     """When a timer is due that measures the time agents have for something, by this clock: the last leader's may differ."""
-    if isinstance(timer, ResetTimeout):
+    if isinstance(timer, timers.ResetTimeout):
         return turn.at + turn.config.reset_s
     job = (
         turn.jobs.get(timer.job)
-        if isinstance(timer, PrepareTimeout | FirstStepTimeout | SlowStart | FenceOver)
+        if isinstance(timer, timers.PrepareTimeout | timers.FirstStepTimeout | timers.SlowStart | timers.FenceOver)
         else None
     )
     if job is None or job.change is None:
         return 0.0
     match timer:
-        case PrepareTimeout():
+        case timers.PrepareTimeout():
             return turn.at + change.prepare_timeout_s(turn, job, job.change)
-        case FirstStepTimeout():
+        case timers.FirstStepTimeout():
             return turn.at + progress.start_patience_s(job)
-        case SlowStart():
+        case timers.SlowStart():
             return turn.at + progress.LATER_START_S
         case _:
             return turn.at + turn.config.fence_s
@@ -409,68 +374,68 @@ def _timer(turn: Turn, timer: Timer) -> None:
     if isinstance(timer, OfJob):
         turn.touch(timer.job)
     match timer:
-        case PrepareTimeout(job, number):
+        case timers.PrepareTimeout(job, number):
             change_failures.on_prepare_timeout(turn, job, number)
-        case FirstStepTimeout(job, number):
+        case timers.FirstStepTimeout(job, number):
             if (finding := change_failures.ranks_missing(turn, job, number)) is not None:
                 findings.record_fault(turn, finding)
-        case SlowStart(job, number):
+        case timers.SlowStart(job, number):
             change_failures.on_slow_start(turn, job, number)
-        case FenceOver(job, number):
+        case timers.FenceOver(job, number):
             change_failures.on_fence_over(turn, job, number)
-        case FirstStepsDue(job, number):
+        case timers.FirstStepsDue(job, number):
             handover.on_stepping_timer(turn, job, number)
-        case ReconnectTimeout(job, number, node):
+        case timers.ReconnectTimeout(job, number, node):
             change_failures.on_grace_over(turn, job, number, node)
-        case ResetTimeout(job, number):
+        case timers.ResetTimeout(job, number):
             resetting.on_timer(turn, job, number)
-        case RungTimeout(job, incident):
+        case timers.RungTimeout(job, incident):
             recipes.on_timer(turn, job, incident)
-        case PolicyTimeout(incident):
+        case timers.PolicyTimeout(incident):
             if incident in turn.incidents:
                 why = "default policy, because no answer came in time"
                 decisions.decide_by_default(turn, turn.incidents[incident], why)
-        case WitnessTimeout(node):
+        case timers.WitnessTimeout(node):
             sessions.on_witness_timer(turn, node)
-        case LostTimeout(node):
+        case timers.LostTimeout(node):
             sessions.on_lost_timer(turn, node)
-        case SessionsTimeout(epoch, since):
+        case timers.SessionsTimeout(epoch, since):
             sessions.on_sessions_timer(turn, epoch, since)
-        case SaveTimeout(job):
+        case timers.SaveTimeout(job):
             planned.on_save_timeout(turn, job)
-        case CheckpointReportDue(job):
+        case timers.CheckpointReportDue(job):
             reports.review(turn, job)
-        case RetentionDue(job):
+        case timers.RetentionDue(job):
             retention.review(turn, job)
-        case FinalUploadTimeout(job):
+        case timers.FinalUploadTimeout(job):
             final_upload.on_timer(turn, job)
-        case StopTimeout(job):
+        case timers.StopTimeout(job):
             jobs.on_stop_timer(turn, job)
-        case DeferralOver(job) | RetryDue(job):
+        case timers.DeferralOver(job) | timers.RetryDue(job):
             job_needs.retry(turn, job)
-        case DegradedStart(job):
+        case timers.DegradedStart(job):
             job_needs.start_degraded(turn, job)
-        case KeptOver(job):
+        case timers.KeptOver(job):
             loans.on_kept_timer(turn, job)
-        case NoticeDue(node):
+        case timers.NoticeDue(node):
             notices.on_timer(turn, node)
-        case ReturnDue(node):
+        case timers.ReturnDue(node):
             returns.on_timer(turn, node)
-        case RebootDue(node):
+        case timers.RebootDue(node):
             reboots.review(turn, node)
-        case ReplacementDue(node):
+        case timers.ReplacementDue(node):
             replacements.review(turn, node)
-        case LinkTestTimeout(node, partner):
+        case timers.LinkTestTimeout(node, partner):
             link_tests.on_timeout(turn, node, partner)
-        case LinkTestsDue():
+        case timers.LinkTestsDue():
             link_tests.on_timer(turn)
-        case RanksDue(job):
+        case timers.RanksDue(job):
             reconcile.on_timer(turn, job)
-        case StepDue(job):
+        case timers.StepDue(job):
             reconcile.on_still_timer(turn, job)
-        case PlannedChangeDue() | WarningDue() | LoanDue():
+        case timers.PlannedChangeDue() | timers.WarningDue() | timers.LoanDue():
             pass  # reconciliation runs after every event anyway
-        case BreakerWindowOver():
+        case timers.BreakerWindowOver():
             breaker.close(turn, "its window has passed")
         case _:
             assert_never(timer)

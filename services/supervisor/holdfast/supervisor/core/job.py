@@ -196,9 +196,8 @@ class Job:
     changed_at: float = 0.0  # when the last planned change began
     warnings: Mapping[str, StandingWarning] = field(default_factory=dict)  # by condition
     deferred_evictions: Mapping[str, DeferredEviction] = field(default_factory=dict)  # by node
-    kept: Mapping[str, float] = field(
-        default_factory=dict
-    )  # free nodes that it is about to take → kept for it until then
+    # free nodes that it is about to take → kept for it until then
+    kept: Mapping[str, float] = field(default_factory=dict)
     lent: Lent | None = None  # the newest loan, until all lent replicas run again
     lends_not_before: float = 0.0  # jobs of higher priority do not ask it for replicas before this time
     borrows_not_before: float = 0.0  # it does not ask other jobs for replicas before this time

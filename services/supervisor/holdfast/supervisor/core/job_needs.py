@@ -167,9 +167,8 @@ def retry(turn: Turn, name: str) -> None:
         _retry_suspended(turn, job, job.doing)
         return
     if breaker.is_open(turn):
-        turn.set_timer(
-            RetryDue(name), turn.at + change.RETRY_RUN_S
-        )  # retried later, because the job gets no event when the breaker closes
+        # retried later, because the job gets no event when the breaker closes
+        turn.set_timer(RetryDue(name), turn.at + change.RETRY_RUN_S)
         return
     if job.running is None and job.progress.restarts_without_progress >= job.spec.limits.restarts_without_progress_max:
         jobs.fail(turn, name, f"could not be started {job.progress.restarts_without_progress} times: {job.reason}")

@@ -10,6 +10,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
+from holdfast.supervisor import timers
 from holdfast.supervisor.core import (
     change,
     earlier,
@@ -44,38 +45,22 @@ from holdfast.supervisor.protocol import (
     StartFrom,
     StepsCompleted,
 )
-from holdfast.supervisor.timers import (
-    CheckpointReportDue,
-    DeferralOver,
-    DegradedStart,
-    KeptOver,
-    LoanDue,
-    PlannedChangeDue,
-    RanksDue,
-    RetentionDue,
-    RetryDue,
-    SaveTimeout,
-    StepDue,
-    StopTimeout,
-    WarningDue,
-    WitnessTimeout,
-)
 
 # Timers that a finished job no longer needs.
 _WHILE_UNFINISHED = (
-    DegradedStart,
-    PlannedChangeDue,
-    WarningDue,
-    LoanDue,
-    KeptOver,
-    SaveTimeout,
-    StopTimeout,
-    RetryDue,
-    DeferralOver,
-    CheckpointReportDue,
-    RetentionDue,
-    RanksDue,
-    StepDue,
+    timers.DegradedStart,
+    timers.PlannedChangeDue,
+    timers.WarningDue,
+    timers.LoanDue,
+    timers.KeptOver,
+    timers.SaveTimeout,
+    timers.StopTimeout,
+    timers.RetryDue,
+    timers.DeferralOver,
+    timers.CheckpointReportDue,
+    timers.RetentionDue,
+    timers.RanksDue,
+    timers.StepDue,
 )
 
 
@@ -119,7 +104,7 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     if turn.count(By.RANKED):
         turn.touch_all()  # the job of highest priority, and the possible lenders, may have changed
     if not change.first_start(turn, name, degraded=False):
-        turn.set_timer(DegradedStart(name), turn.at + turn.config.degraded_start_s)
+        turn.set_timer(timers.DegradedStart(name), turn.at + turn.config.degraded_start_s)
 
 
 def _continued(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitted) -> Job:
@@ -193,7 +178,7 @@ def _resolve_contradicted(turn: Turn, job: Job, event: StepsCompleted) -> None:
         suspicion = turn.nodes[name].suspicion
         if suspicion is not None and finished_after > suspicion.at:
             turn.put_node(name, suspicion=None)
-            turn.cancel_timer(WitnessTimeout(name))
+            turn.cancel_timer(timers.WitnessTimeout(name))
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
         doubtful = doubtful and len(incident.findings) == 1  # if there were more findings since, the policy decides
@@ -299,7 +284,7 @@ def suspend(turn: Turn, name: str, ends_at: float) -> None:
         return
     at_step = ordered_saves.save_soon(turn, job, to_object_store=True, leaving=f"suspend: {why}")
     turn.move(name, Cause.SAVE, Saving(why, at_step, suspends=True), f"{why}; saving at step {at_step} first")
-    turn.set_timer(StopTimeout(name), until)
+    turn.set_timer(timers.StopTimeout(name), until)
 
 
 def on_node_gone(turn: Turn, name: str) -> None:
@@ -319,8 +304,8 @@ def on_ranks_missing(turn: Turn, name: str) -> None:
         return
     if job.progress.newest_step + 1 < job.doing.at_step:
         _stop_unsaved(turn, name, job.doing, "a rank of the job has ended")
-    elif (due := turn.at + turn.config.inventory_s) < turn.timers.get(StopTimeout(name), math.inf):
-        turn.set_timer(StopTimeout(name), due)
+    elif (due := turn.at + turn.config.inventory_s) < turn.timers.get(timers.StopTimeout(name), math.inf):
+        turn.set_timer(timers.StopTimeout(name), due)
 
 
 def _lacks_ranks(turn: Turn, job: Job) -> bool:
@@ -351,7 +336,7 @@ def stop_now(turn: Turn, name: str, reason: str, *, suspends: bool = False) -> N
     if not stops:
         _stopped(turn, name, reason)
         return
-    turn.set_timer(StopTimeout(name), turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
+    turn.set_timer(timers.StopTimeout(name), turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
 
 
 def on_stop_timer(turn: Turn, name: str) -> None:
@@ -381,7 +366,7 @@ def _stopped(turn: Turn, name: str, reason: str) -> None:
     """No connected node has workers of the job any more."""
     doing = turn.jobs[name].doing
     if isinstance(doing, Stopping) and doing.suspends:
-        turn.cancel_timer(StopTimeout(name))
+        turn.cancel_timer(timers.StopTimeout(name))
         suspension.begin(turn, name, reason.replace("; ", ", "))
     else:
         _end(turn, name, Cause.STOPPED, reason)

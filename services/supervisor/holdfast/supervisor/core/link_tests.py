@@ -42,9 +42,8 @@ DOUBT_SHARE = 0.1  # of the interval, until a node in doubt is tested again
 DOUBTED_MAX = 4  # tests in a row with the same result leave no doubt
 LOOK_SHARE = 0.1  # of the interval, between two runs of the timer when no node is due
 LOOK_S_MIN = 0.5
-LOOK_S = (
-    10.0  # between two runs of the timer while nodes are due; less, if the interval is shorter than ten minutes, since
-)
+# between two runs of the timer while nodes are due; less, if the interval is shorter than ten minutes, since
+LOOK_S = 10.0
 LOOKS = 60  # … this number of runs, with the share above, covers every node within an interval
 TEST_S = 30.0  # for both orders and the test: connecting takes seconds if nothing answers
 WAITS_S = 20.0  # how long the partner waits for the node that measures

@@ -138,9 +138,8 @@ def _orders_done(turn: Turn, answers: Sequence[tuple[str, OrderDone, Asked | Non
     of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
     others = []
     last: Asked | None = None
-    is_valid = (
-        False  # whether what was found for `last` applies still: reports of another kind may have been folded since
-    )
+    # whether what was found for `last` applies still: reports of another kind may have been folded since
+    is_valid = False
     for node, done, asked in answers:
         if asked is not None and not (
             last is not None and asked.broadcast is last.broadcast and asked.left is last.left

@@ -31,9 +31,8 @@ from holdfast.supervisor.core.turn import Turn
 # nvidia-resiliency-ext waits as long by default (`initial_rank_heartbeat_timeout`).
 FIRST_START_S = 3600.0
 LATER_START_S = 600.0  # at least this long afterwards; a first start that takes longer is a warning
-START_FACTOR = (
-    2.0  # a start may take this many times as long as the longest one so far: caches may be cold, and storage slow
-)
+# a start may take this many times as long as the longest one so far: caches may be cold, and storage slow
+START_FACTOR = 2.0
 
 FIRST_MESSAGE_S = 300.0  # a script that is known to report steps may import and load data for so long before it says so
 

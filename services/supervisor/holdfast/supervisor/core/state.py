@@ -73,18 +73,16 @@ class Config:
     report_store_s: float = 300.0  # … if it goes to an object store whose speed is not known yet
     retention_s: float = 2.0  # after a save: the newest step that all nodes have is determined and sent to them
     notice_lead_s: float = MAINTENANCE_LEAD_S  # a decision to stay is reconsidered this long before it starts
-    warning_holds_s: float = (
-        7200.0  # a warning that is not repeated within this time is dropped; detectors repeat within 600 s
-    )
+    # a warning that is not repeated within this time is dropped; detectors repeat within 600 s
+    warning_holds_s: float = 7200.0
     loan_settles_s: float = 10.0  # a job must lack nodes for this long before it asks other jobs for replicas
     loan_look_s: float = 15.0  # … and whether it does is checked this often
     loan_gap_s: float = 600.0  # a job is asked for replicas at most this often, and this long after a planned change
     loan_unused_s: float = 3600.0  # a job that did not use the nodes that it was lent asks no job for this long
     kept_s: float = 120.0  # nodes that a job is about to take are kept for it this long
     change_unmeasured_s: float = 60.0  # assumed cost of a planned change before the job's first one
-    suspend_margin_s: float = (
-        5.0  # this long before its nodes end, a job to be suspended stops its workers, saved or not
-    )
+    # this long before its nodes end, a job to be suspended stops its workers, saved or not
+    suspend_margin_s: float = 5.0
     suspended_holders_s: float = 300.0  # nodes return: a suspended job waits this long for those that hold its step
     notice_hold_s: float = 3600.0  # a notice applies for this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
@@ -155,9 +153,8 @@ class Node:
     ended: tuple[WorkerEnded, ...] = ()  # how ranks ended that had no order to stop; `ago_s` counts from `workers_at`
     reset_due: ResetDue | None = None
     reset_at: float = 0.0  # when its GPUs were last reset: findings about earlier faults are ignored
-    removal: Removal | None = (
-        None  # set if a fault took it out of service: how it returns; None = an operator did, or it is in service
-    )
+    # set if a fault took it out of service: how it returns; None = an operator did, or it is in service
+    removal: Removal | None = None
     probation: Probation | None = None  # set after it has returned
     booted_at: float = 0.0  # when its present boot id was first reported
     failed_test_at: float = 0.0  # by its own clock, when it last failed as a suspect: identifies a repeated answer
@@ -293,9 +290,8 @@ class State:
     uses: int = 0  # grows when the possible uses of some node may have changed
     outbox: Mapping[str, Send] = field(default_factory=dict)  # orders of single nodes not answered yet, by command id
     broadcasts: Mapping[str, Broadcast] = field(default_factory=dict)  # by job: the broadcast of its newest generation
-    unanswered: Mapping[str, Numbers] = field(
-        default_factory=dict
-    )  # by job: slots that have not answered its broadcast
+    # by job: slots that have not answered its broadcast
+    unanswered: Mapping[str, Numbers] = field(default_factory=dict)
     timers: Mapping[Timer, float] = field(default_factory=dict)  # → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
     breaker: Breaker = field(default_factory=Breaker)

@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
@@ -44,6 +45,7 @@ ASKED_MAX = 10_000  # questions to policies, kept in total: one of a large job h
 TRIM_EVERY = 10_000  # rows written between two checks of the limits
 STEPS_PER_POINT = 5  # so that a curve shows rates and not the beat of single steps
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s, flops"
+_row_of_step = attrgetter(*_STEP.split(", "))
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.history.protocol")
 
@@ -106,21 +108,7 @@ class SqliteHistory:
         with self._database as database:
             database.executemany(
                 f"INSERT OR IGNORE INTO steps ({_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        s.job,
-                        s.generation,
-                        s.step,
-                        s.world_size,
-                        s.started_at,
-                        s.ended_at,
-                        s.tokens,
-                        s.loss,
-                        s.stall_s,
-                        s.flops,
-                    )
-                    for s in steps
-                ],
+                map(_row_of_step, steps),
             )
             _set_cursor(database, "steps", cursor)
             self._count(len(steps))

@@ -28,6 +28,7 @@ from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.garbage import collect_at_rest
 from holdfast.runtime.service import guarded
 from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.supervisor import protocol
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.sessions import Sessions
@@ -50,29 +51,6 @@ from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.policies.questions import Questions
 from holdfast.supervisor.policies.runner import PolicyRunner
-from holdfast.supervisor.protocol import (
-    Answer,
-    CancelTimer,
-    CauseFault,
-    Command,
-    Evaluate,
-    IncidentChanged,
-    LeaderStarted,
-    MoreNodesRequested,
-    NodeReported,
-    Noted,
-    PolicyAnswered,
-    Post,
-    ProviderAnswered,
-    Publish,
-    RenewSession,
-    RequestReplacement,
-    Send,
-    SendNotification,
-    SetTimer,
-    StepSeen,
-    TimerFired,
-)
 from holdfast.supervisor.providers import Provider, Supplier, asking
 from holdfast.supervisor.providers.demand import Demand, DemandRules
 from holdfast.supervisor.published import LeaderChanged, PolicyAsked
@@ -247,7 +225,7 @@ class Term:
             folder = Folder(state, self._lease.epoch, obsolete=parts)
         await self._resume_time(state)
         at = self._clock()
-        started = LeaderStarted(
+        started = protocol.LeaderStarted(
             at,
             self._lease.epoch,
             secrets.token_hex(16),
@@ -261,7 +239,7 @@ class Term:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
         record = LeaderChanged(at, self._lease.epoch, self._parts.supervisor, self._parts.api)
         if lost:
-            folded = _with(folded, Noted(at, REDIS, lost))
+            folded = _with(folded, protocol.Noted(at, REDIS, lost))
         folded = _with(folded, record)
         await self._log.commit(self._lease, folder.commit(folded, {}))
         folder.keep(folded)
@@ -322,7 +300,7 @@ class Term:
             for seen in beats.starts_to_fold(self.sessions.started(), self._folder.state, self._clock()):
                 self._enqueue(Input(seen))
             for node, reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
-                self._enqueue(Input(StepSeen(self._clock(), reached, node)))
+                self._enqueue(Input(protocol.StepSeen(self._clock(), reached, node)))
 
     def _reported(self, node: str) -> Reported | None:
         assert self._folder is not None
@@ -333,15 +311,15 @@ class Term:
         self._internal.append(each)
         self._wake.set()
 
-    def _on_first_steps(self, event: NodeReported) -> None:
+    def _on_first_steps(self, event: protocol.NodeReported) -> None:
         if len(self._first_steps) < FIRST_STEPS_MAX:  # else the agent's heartbeats repeat them
             self._first_steps.append(Input(event))
             self._wake.set()
 
     def _on_timer(self, timer: Timer) -> None:
-        self._enqueue(Input(TimerFired(self._clock(), timer)))
+        self._enqueue(Input(protocol.TimerFired(self._clock(), timer)))
 
-    async def _answer(self, folder: Folder, question: Evaluate) -> None:
+    async def _answer(self, folder: Folder, question: protocol.Evaluate) -> None:
         """Ask the policy. Its answer becomes an event."""
         incident = folder.state.incidents.get(question.incident)
         if incident is None:
@@ -355,11 +333,11 @@ class Term:
             return
         at = self._clock()
         asked = PolicyAsked(at, incident, seen, action, decided_by)
-        self._enqueue(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
+        self._enqueue(Input(protocol.PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
 
-    async def _ask_provider(self, wanted: RequestReplacement) -> None:
+    async def _ask_provider(self, wanted: protocol.RequestReplacement) -> None:
         ok, reason = await asking.ask(self._parts.provider, wanted)
-        self._enqueue(Input(ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
+        self._enqueue(Input(protocol.ProviderAnswered(self._clock(), wanted.node, wanted.request, ok, reason)))
 
     async def _ask_for_more(self, supplier: Supplier) -> None:
         """Request more nodes, one request at a time. Each is recorded with its answer."""
@@ -371,7 +349,7 @@ class Term:
             for asked in self._demand.due(lacking(state), breaker_open=breaker_open, now=anyio.current_time()):
                 ok, text = await asking.ask_more(supplier, asked)
                 self._enqueue(
-                    Input(MoreNodesRequested(self._clock(), asked.jobs, asked.wanted, asked.reason, ok, text))
+                    Input(protocol.MoreNodesRequested(self._clock(), asked.jobs, asked.wanted, asked.reason, ok, text))
                 )
 
     # ------------------------------------------------------------------ fold, commit, act
@@ -417,40 +395,40 @@ class Term:
     def _act(self, folded: Folded) -> None:
         for record in folded.published:
             announce.decision(record)
-            if isinstance(record, IncidentChanged) and record.incident.closed:
+            if isinstance(record, protocol.IncidentChanged) and record.incident.closed:
                 tracing.closed(record.incident)
         for command in folded.commands:
             self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: protocol.Command) -> None:
         match command:
-            case Send():
+            case protocol.Send():
                 self.sessions.send(command.node, command.command_id, command.order)
-            case Post():
+            case protocol.Post():
                 self.sessions.post(command)
-            case SendNotification():
+            case protocol.SendNotification():
                 self.sessions.tell(command.nodes, command.message)
-            case RenewSession():
+            case protocol.RenewSession():
                 self.sessions.renew(command.node, command.session, command.reason)
-            case Evaluate():
+            case protocol.Evaluate():
                 self._questions.add(command)
-            case RequestReplacement():
+            case protocol.RequestReplacement():
                 assert self._tasks is not None
                 self._tasks.start_soon(self._ask_provider, command)
-            case SetTimer():
+            case protocol.SetTimer():
                 self._timers.set(command.timer, command.due)
-            case CancelTimer():
+            case protocol.CancelTimer():
                 self._timers.cancel(command.timer)
-            case CauseFault():
+            case protocol.CauseFault():
                 assert self._tasks is not None
                 self._tasks.start_soon(self._own_faults.cause, command)
-            case Publish() | Answer():
+            case protocol.Publish() | protocol.Answer():
                 pass  # part of the commit
             case _:
                 assert_never(command)
 
 
-def _with(folded: Folded, record: LeaderChanged | Noted) -> Folded:
+def _with(folded: Folded, record: LeaderChanged | protocol.Noted) -> Folded:
     return evolve(folded, published=(record, *folded.published))
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from holdfast.domain.errors import MalformedMessage, PolicyError
@@ -121,9 +120,7 @@ class PolicyScript:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answer(self, deadline_s: float, what: str) -> bytes:
