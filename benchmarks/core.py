@@ -8,7 +8,9 @@ orders. The agents are simulated, and their work is not counted. They send the m
 time is that of this process; with `--log redis`, that of the server is a separate row. Each size runs in a separate process.
 
 * incident: from the loss of a node (finding and end of its session) until every rank steps again on a spare.
-* save: every node reports the shards of one more checkpoint, as a difference, until all nodes are notified that it is complete.
+* save: every node reports the shards of one more checkpoint, in place of the last one, until all nodes are notified that it is
+  complete.
+* difference: the same for a checkpoint beside the last one, reported as a difference.
 * start: a new leader reads the snapshot, folds its first event, and writes its first commit.
 * beats: one second of heartbeats, two per agent, and their evaluation.
 """
@@ -203,7 +205,7 @@ class Agents:
 
     def say(self, node: str, report: Report) -> tuple[str, bytes]:
         self.seq[node] += 1
-        return node, encode_report(report, self.seq[node], columns=True, runs=True).SerializeToString()
+        return node, encode_report(report, self.seq[node], columns=True, runs=True, blocks=True).SerializeToString()
 
     def answer(self, send: Send, at: float) -> Iterator[tuple[str, bytes]]:
         node, command_id, order = send.node, send.command_id, send.order
@@ -229,14 +231,18 @@ class Agents:
             beat = encode_beat(at, self.version[node], reached, first_steps=(stepping,))
             yield node, beat.SerializeToString()
 
-    def save(self, generation: Generation, step: int) -> Iterator[tuple[str, bytes]]:
-        """Yield every node's inventory after a save: one more step, without the deleted oldest ones."""
+    def save(self, generation: Generation, step: int, kept: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        """Yield every node's inventory after a save: one more step, beside those that are kept."""
         copies = peers(generation.placements, dict.fromkeys(generation.nodes, ""))
         slots = {placement.node: placement for placement in generation.placements}
         for node, placement in slots.items():
             base, before = self.held[node]
-            after = shards(generation, step, placement, slots[copies[node][0]])
+            peer = slots[copies[node][0]]
+            after = tuple(
+                itertools.chain.from_iterable(shards(generation, each, placement, peer) for each in (*kept, step))
+            )
             report = difference(Inventory(JOB, before), Inventory(JOB, after), base)
+            assert bool(report.base) is bool(kept)
             yield self.say(node, report)
             self.held[node] = self.seq[node], after
 
@@ -417,14 +423,14 @@ async def lose_node(leader: Leader, agents: Agents, lost: str, rng: random.Rando
     return leader.spent
 
 
-async def save(leader: Leader, agents: Agents, step: int, rng: random.Random) -> Spent:
+async def save(leader: Leader, agents: Agents, step: int, rng: random.Random, kept: Sequence[int] = ()) -> Spent:
     generation = leader.job.running
     assert generation is not None
     leader.spent = Spent()
     leader.now += 10.0
     await leader.put(STEPS, _steps(generation, step, leader.now))
     await leader.work()
-    told = list(agents.save(generation, step))
+    told = list(agents.save(generation, step, kept))
     rng.shuffle(told)
     await leader.hear(told)
     await leader.work()
@@ -497,9 +503,12 @@ async def measure(nodes: int, url: str | None) -> dict[str, Any]:
     collect_at_rest()
     saved = await save(leader, agents, 60, rng)
     load_s, snapshot_bytes = await start(log, lease, leader.now)
+    collect_at_rest()
+    beside = await save(leader, agents, 70, rng, kept=[60])
     result = {
         "incident_cpu_s": round(sum(incident.seconds.values()), 3),
         "save_cpu_s": round(sum(saved.seconds.values()), 3),
+        "difference_cpu_s": round(sum(beside.seconds.values()), 3),
         "snapshot_load_s": round(load_s, 3),
         "memory_mb": round(_memory_mb() - before_mb, 1),
         "commits": incident.commits,

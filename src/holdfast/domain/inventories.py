@@ -7,13 +7,17 @@ inventory. A repeated difference no longer applies and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.domain.runs import ShardRun, Shards, shard_runs
+from holdfast.domain.runs import PlaceRun, ShardRun, Shards, place_runs, shard_runs
 
 _Place = tuple[int, int, int, str]  # attempt, step, rank, tier
+_Step = tuple[int, int, str]  # attempt, step, tier
 
 
 def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
@@ -35,20 +39,44 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from `held`, the shards of the report that `difference` applies to. `stored` is set only if it
     has changed."""
-    gone = {(place.key.attempt, place.key.step, place.tier) for place in difference.gone}
-    concerned = gone | {_step_in(run) for run in shard_runs(difference.shards)}
+    gone, added = _ranges(place_runs(difference.gone)), shard_runs(difference.shards)
+    concerned = gone.keys() | {_step_in(run) for run in added}
     stays: list[ShardRun] = []
-    others: list[ShardRun] = []
+    left: list[ShardRun] = []  # of the steps and tiers that change
     for run in shard_runs(held):
-        (others if _step_in(run) in concerned else stays).append(run)
-    places = _by_place(Shards(others))
-    for place in difference.gone:
-        places.pop(_place(place.key, place.tier), None)
-    places |= _by_place(difference.shards)
-    return Inventory(difference.job, Shards((*stays, *shard_runs(places.values()))), difference.stored)
+        if (at := _step_in(run)) not in concerned:
+            stays.append(run)
+        elif run.end > _range_from(gone.get(at, ()), run.rank).stop:  # seldom: all ranks of a run leave together
+            left.append(run)
+    if left:
+        places = _by_place(Shards(left))
+        for place in list(places):
+            attempt, step, rank, tier = place
+            if rank in _range_from(gone.get((attempt, step, tier), ()), rank):
+                del places[place]
+        added = shard_runs((places | _by_place(difference.shards)).values())
+    return Inventory(difference.job, Shards((*stays, *added)), difference.stored)
 
 
-def _step_in(run: ShardRun) -> tuple[int, int, str]:
+def _ranges(runs: Iterable[PlaceRun]) -> dict[_Step, list[range]]:
+    """The ranks of the runs by step and tier, in order and without overlaps: any number of runs is searched quickly."""
+    found: dict[_Step, list[range]] = defaultdict(list)
+    for run in sorted(runs):
+        ranges = found[_step_in(run)]
+        if ranges and run.rank <= ranges[-1].stop:
+            ranges[-1] = range(ranges[-1].start, max(ranges[-1].stop, run.end))
+        else:
+            ranges.append(range(run.rank, run.end))
+    return found
+
+
+def _range_from(ranges: Sequence[range], rank: int) -> range:
+    """The last range that begins at `rank` or before; empty if none does."""
+    place = bisect_right(ranges, rank, key=attrgetter("start"))
+    return ranges[place - 1] if place else range(0)
+
+
+def _step_in(run: ShardRun | PlaceRun) -> _Step:
     return run.attempt, run.step, run.tier
 
 

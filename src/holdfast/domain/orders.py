@@ -318,7 +318,7 @@ class Inventory:
     shards: Sequence[ShardRecord] = field(default=())
     stored: tuple[StoredStep, ...] = field(default=())
     base: int = 0  # number of the report that the difference applies to, the last one of the session; 0 = complete
-    gone: tuple[ShardPlace, ...] = field(default=())
+    gone: Sequence[ShardPlace] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
-from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 
@@ -177,6 +177,52 @@ def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
     if not run.fits:
         raise ValueError(f"the digests {digests!r}, {roots!r} cannot be separated: a digest must not contain a comma")
     return run
+
+
+class PlaceRun(NamedTuple):
+    """Places of shards of consecutive ranks in one tier of a node, of one step."""
+
+    attempt: int
+    step: int
+    tier: str
+    rank: int  # the first
+    width: int
+
+    @property
+    def end(self) -> int:
+        """The first rank after the run."""
+        return self.rank + self.width
+
+    @property
+    def fits(self) -> bool:
+        return self.width > 0
+
+    def records(self) -> Iterator[ShardPlace]:
+        for rank in range(self.rank, self.end):
+            yield ShardPlace(ShardKey(self.attempt, self.step, rank), self.tier)
+
+
+class Places(_InRuns[ShardPlace]):
+    """The places of shards that a node no longer has."""
+
+    __slots__ = ()
+    runs: tuple[PlaceRun, ...]
+
+
+def place_runs(places: Iterable[ShardPlace]) -> tuple[PlaceRun, ...]:
+    """Return the places as runs, as long as possible and in the same order."""
+    if isinstance(places, Places):
+        return places.runs
+    groups = _together(places, _place_follows)
+    return tuple([PlaceRun(*_age_of(each[0]), each[0].key.rank, len(each)) for each in groups])
+
+
+def _place_follows(last: ShardPlace, each: ShardPlace) -> bool:
+    return _age_of(last) == _age_of(each) and last.key.rank + 1 == each.key.rank
+
+
+def _age_of(place: ShardPlace) -> tuple[int, int, str]:
+    return place.key.attempt, place.key.step, place.tier
 
 
 # ---------------------------------------------------------------- workers

@@ -308,7 +308,7 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers", "starts_in_beats", "shard_runs", "first_steps_in_beats")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers", "starts_in_beats", "shard_runs", "first_steps_in_beats", "shard_shapes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,7 @@ class Welcome(_message.Message):
     STARTS_IN_BEATS_FIELD_NUMBER: _ClassVar[int]
     SHARD_RUNS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEPS_IN_BEATS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SHAPES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
@@ -333,7 +334,8 @@ class Welcome(_message.Message):
     starts_in_beats: bool
     shard_runs: bool
     first_steps_in_beats: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ..., first_steps_in_beats: bool = ...) -> None: ...
+    shard_shapes: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ..., starts_in_beats: bool = ..., shard_runs: bool = ..., first_steps_in_beats: bool = ..., shard_shapes: bool = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("endpoints",)
@@ -850,20 +852,22 @@ class RanksFinished(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("job", "shards", "stored", "base", "gone", "columns")
+    __slots__ = ("job", "shards", "stored", "base", "gone", "columns", "gone_runs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    GONE_RUNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
     stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
     base: int
     gone: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardPlace]
     columns: _types_pb2.ShardColumns
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ..., columns: _Optional[_Union[_types_pb2.ShardColumns, _Mapping]] = ...) -> None: ...
+    gone_runs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaceRun]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ..., columns: _Optional[_Union[_types_pb2.ShardColumns, _Mapping]] = ..., gone_runs: _Optional[_Iterable[_Union[_types_pb2.PlaceRun, _Mapping]]] = ...) -> None: ...
 
 class Tested(_message.Message):
     __slots__ = ("preflight",)

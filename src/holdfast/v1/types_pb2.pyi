@@ -78,7 +78,7 @@ class ShardRecord(_message.Message):
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class ShardColumns(_message.Message):
-    __slots__ = ("ranks", "attempts", "steps", "meshes", "mesh_of", "tiers", "sizes", "digests", "owners", "owner_of", "roots", "runs")
+    __slots__ = ("ranks", "attempts", "steps", "meshes", "mesh_of", "tiers", "sizes", "digests", "owners", "owner_of", "roots", "runs", "shape")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class ShardColumns(_message.Message):
     OWNER_OF_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     attempts: _containers.RepeatedScalarFieldContainer[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
@@ -103,7 +104,8 @@ class ShardColumns(_message.Message):
     owner_of: _containers.RepeatedScalarFieldContainer[int]
     roots: _containers.RepeatedScalarFieldContainer[str]
     runs: _containers.RepeatedCompositeFieldContainer[ShardRun]
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., mesh_of: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[str]] = ..., owner_of: _Optional[_Iterable[int]] = ..., roots: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[_Union[ShardRun, _Mapping]]] = ...) -> None: ...
+    shape: bytes
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., mesh_of: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[str]] = ..., owner_of: _Optional[_Iterable[int]] = ..., roots: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[_Union[ShardRun, _Mapping]]] = ..., shape: _Optional[bytes] = ...) -> None: ...
 
 class ShardRun(_message.Message):
     __slots__ = ("attempt", "step", "mesh", "tier", "owner", "rank", "width", "sizes", "digests", "roots")
@@ -129,6 +131,32 @@ class ShardRun(_message.Message):
     roots: str
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., mesh: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., owner: _Optional[int] = ..., rank: _Optional[int] = ..., width: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[str] = ..., roots: _Optional[str] = ...) -> None: ...
 
+class ShardShape(_message.Message):
+    __slots__ = ("meshes", "runs")
+    MESHES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    meshes: _containers.RepeatedCompositeFieldContainer[Mesh]
+    runs: _containers.RepeatedCompositeFieldContainer[ShapedRun]
+    def __init__(self, meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[ShapedRun, _Mapping]]] = ...) -> None: ...
+
+class ShapedRun(_message.Message):
+    __slots__ = ("block", "attempt", "step", "mesh", "tier", "width", "sizes")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    attempt: int
+    step: int
+    mesh: int
+    tier: Tier
+    width: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., mesh: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., width: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SavedStep(_message.Message):
     __slots__ = ("attempt", "step")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +172,20 @@ class ShardPlace(_message.Message):
     key: ShardKey
     tier: Tier
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class PlaceRun(_message.Message):
+    __slots__ = ("attempt", "step", "tier", "rank", "width")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    tier: Tier
+    rank: int
+    width: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., rank: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
 
 class StoredStep(_message.Message):
     __slots__ = ("attempt", "step", "mesh", "sharded", "damage")

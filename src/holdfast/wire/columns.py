@@ -27,9 +27,20 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cattrs import Converter
 
-from holdfast.domain.generations import ShardRecord
+from holdfast.domain.generations import ShardPlace, ShardRecord
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, shard_runs, short, worker_runs
+from holdfast.domain.runs import (
+    PlaceRun,
+    Places,
+    ShardRun,
+    Shards,
+    WorkerRun,
+    Workers,
+    place_runs,
+    shard_runs,
+    short,
+    worker_runs,
+)
 
 MARK, RUNS = "_columns", "_runs"
 ROWS_MIN = 4  # fewer values are written in rows
@@ -43,6 +54,7 @@ def register(converter: Converter, *kinds: type) -> None:
     """Write tuples of these dataclasses as columns, and shards and workers as runs."""
     in_runs: dict[Any, Callable[[Converter], _Table]] = {
         Sequence[ShardRecord]: partial(_Runs, ShardRecord, ShardRun, shard_runs, Shards),
+        Sequence[ShardPlace]: partial(_Runs, ShardPlace, PlaceRun, place_runs, Places),
         Sequence[RunningWorker]: partial(_Runs, RunningWorker, WorkerRun, worker_runs, Workers),
     }
 

@@ -24,7 +24,7 @@ from cattrs.gen import make_dict_unstructure_fn
 from pydantic_core import from_json, to_json
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
-from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardPlace
+from holdfast.domain.generations import Placement, RankRestore, RestoreRun
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.log.protocol import Entry
@@ -351,7 +351,7 @@ def _converter(*, detailed: bool) -> Converter:
     converter.register_unstructure_hook_factory(_is_set)(_write_set)
     converter.register_structure_hook_factory(_is_scalar_union)(_read_scalar)
     converter.register_unstructure_hook_factory(_is_scalar_union)(_write_scalar)
-    columns.register(converter, ShardPlace, Placement, RankRestore, RestoreRun)
+    columns.register(converter, Placement, RankRestore, RestoreRun)
     converter.register_structure_hook_factory(_is_tagged)(_read_tagged)
     converter.register_unstructure_hook_factory(_is_tagged)(_write_tagged)
     return converter

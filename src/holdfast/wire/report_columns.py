@@ -7,16 +7,29 @@ A column has one entry for each row, or a single entry that applies to all rows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Sized
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from holdfast.domain.errors import MalformedMessage
-from holdfast.domain.generations import ShardRecord
+from holdfast.domain.generations import ShardPlace, ShardRecord
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, shard_runs, short
+from holdfast.domain.runs import (
+    PlaceRun,
+    Places,
+    ShardRun,
+    Shards,
+    WorkerRun,
+    Workers,
+    full,
+    place_runs,
+    shard_runs,
+    short,
+)
 from holdfast.v1 import control_pb2, types_pb2
-from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
+from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh, parse
 
 T = TypeVar("T")
 
@@ -116,9 +129,89 @@ def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
     return Shards(runs)
 
 
+def encode_shard_blocks(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
+    """Encode shards as blocks and their shape; requires at least one. In rows if a digest cannot be part of a run."""
+    try:
+        runs = shard_runs(records)
+    except ValueError:
+        return encode_shards(records)
+    blocks: list[tuple[Any, ...]] = []
+    times: Counter[tuple[Any, ...]] = Counter()
+    for run in runs:
+        block = (run.rank, run.owner, run.digests, run.roots, run.attempt, run.step)
+        times[*block, run.tier] += 1  # more than 1: two shards in one place
+        blocks.append((*block, times[*block, run.tier]))
+    places = {block: place for place, block in enumerate(dict.fromkeys(blocks))}
+    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(run.mesh for run in runs))}
+    shape = types_pb2.ShardShape(
+        meshes=[encode_mesh(mesh) for mesh in meshes],
+        runs=[
+            types_pb2.ShapedRun(
+                block=places[block],
+                attempt=run.attempt,
+                step=run.step,
+                mesh=meshes[run.mesh],
+                tier=TIER_WIRE[run.tier],
+                width=run.width,
+                sizes=run.sizes,
+            )
+            for run, block in zip(runs, blocks, strict=True)
+        ],
+    )
+    ranks, owners, digests, roots, *_ = zip(*places, strict=True)
+    return types_pb2.ShardColumns(
+        shape=shape.SerializeToString(deterministic=True), ranks=ranks, owners=owners, digests=digests, roots=roots
+    )
+
+
+_ShapedRun = tuple[int, int, int, Mesh, str, int, tuple[int, ...]]  # the fields of the message
+
+
+def _shape_of(raw: bytes) -> tuple[_ShapedRun, ...]:
+    message = parse(types_pb2.ShardShape, raw)
+    meshes, runs = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], []
+    for each in message.runs:
+        if each.mesh >= len(meshes) or each.tier not in TIER_NAME:
+            known = ", ".join(TIER_WIRE)
+            raise MalformedMessage("shards.shape", f"a run has a mesh or a tier that is not known ({known})")
+        if len(each.sizes) not in (1, each.width):
+            raise MalformedMessage("shards.shape", f"a run has {len(each.sizes)} sizes for {each.width} ranks")
+        mesh, tier = meshes[each.mesh], TIER_NAME[each.tier]
+        runs.append((each.block, each.attempt, each.step, mesh, tier, each.width, tuple(each.sizes)))
+    if any(count > len(TIER_WIRE) for count in Counter(place for place, *_ in runs).values()):
+        # The supervisor stores a block with each of its runs: a small report must not make it store gigabytes.
+        raise MalformedMessage("shards.shape", f"more than {len(TIER_WIRE)} runs share a block")
+    return tuple(runs)
+
+
+SHAPES_MAX, SHAPE_BYTES_MAX = 256, 4096  # cached shapes, and the largest of them
+_known_shape = lru_cache(SHAPES_MAX)(_shape_of)
+
+
+def _decode_blocks(message: types_pb2.ShardColumns) -> Shards:
+    raw = message.shape
+    shape = _known_shape(raw) if len(raw) <= SHAPE_BYTES_MAX else _shape_of(raw)
+    ranks, owners, digests, roots = message.ranks[:], message.owners[:], message.digests[:], message.roots[:]
+    if not len(ranks) == len(owners) == len(digests) == len(roots):
+        raise MalformedMessage(
+            "shards", f"{len(owners)} owners, {len(digests)} digests, {len(roots)} roots for {len(ranks)}"
+        )
+    runs: list[ShardRun] = []
+    for place, attempt, step, mesh, tier, width, sizes in shape:
+        if place >= len(ranks):
+            raise MalformedMessage("shards.shape", f"{place} is not a place among {len(ranks)} blocks")
+        known, root, commas = digests[place], roots[place], width - 1
+        if known.count(",") != commas or (root and root.count(",") != commas):
+            raise MalformedMessage("shards", f"the block of rank {ranks[place]} has not {width} values of each kind")
+        runs.append(_shard_run((attempt, step, mesh, tier, owners[place], ranks[place], width, sizes, known, root)))
+    return Shards(runs)
+
+
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards, in rows or in runs. Raises `MalformedMessage` for columns of unequal length, for a digest or root with a
-    comma, and for an invalid mesh or tier."""
+    """Decode shards, in rows, runs or blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
+    with a comma, and for an invalid mesh or tier."""
+    if message.shape:
+        return _decode_blocks(message)
     if message.runs:
         return _decode_runs(message)
     ranks, sizes, digests, roots = message.ranks[:], tuple(message.sizes[:]), message.digests[:], message.roots[:]
@@ -158,6 +251,24 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
             for begin, end in _runs(ranks, columns)
         ]
     )
+
+
+def encode_places(places: Iterable[ShardPlace]) -> list[types_pb2.PlaceRun]:
+    return [
+        types_pb2.PlaceRun(attempt=run.attempt, step=run.step, tier=TIER_WIRE[run.tier], rank=run.rank, width=run.width)
+        for run in place_runs(places)
+    ]
+
+
+def decode_places(message: Iterable[types_pb2.PlaceRun]) -> Places:
+    """Decode places. Raises `MalformedMessage` for an unknown tier, and for a run without ranks."""
+    runs = []
+    for each in message:
+        if each.tier not in TIER_NAME or not each.width:
+            problem = f"the run of rank {each.rank} has no ranks or a tier that is not known ({', '.join(TIER_WIRE)})"
+            raise MalformedMessage("inventory.gone_runs", problem)
+        runs.append(PlaceRun(each.attempt, each.step, TIER_NAME[each.tier], each.rank, each.width))
+    return Places(runs)
 
 
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:

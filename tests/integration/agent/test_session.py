@@ -17,7 +17,9 @@ from holdfast.agent import session as module
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
-from holdfast.domain.orders import Hello
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Hello, Inventory
 from holdfast.runtime.grpc_server import listen
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -35,12 +37,15 @@ class _Supervisor(ControlServicer):
     def __init__(self, answers: int, *, welcome: pb.SupervisorMessage) -> None:
         self.answers, self.welcome = answers, welcome
         self.sessions = self.beats = 0
+        self.inventories: list[pb.Inventory] = []
 
     async def Session(self, request_iterator: AsyncIterator[pb.AgentMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self.sessions += 1
         await context.write(self.welcome)
         answered = 0
         async for message in request_iterator:
+            if message.WhichOneof("report") == "inventory":
+                self.inventories.append(message.inventory)
             if message.WhichOneof("report") == "beat":
                 self.beats += 1
                 if answered < self.answers:
@@ -49,26 +54,27 @@ class _Supervisor(ControlServicer):
 
 
 @asynccontextmanager
-async def agent_of(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def agent_of(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reports]:
     monkeypatch.setattr(module, "BEAT_S", BEAT_S)
     monkeypatch.setattr(module, "UNANSWERED_BEATS_MAX", UNANSWERED_BEATS_MAX)
 
     def register(server: grpc.aio.Server) -> None:
         add_ControlServicer_to_server(supervisor, server)
 
+    reports = Reports()
     async with listen("127.0.0.1:0", register, services=[]) as listening, anyio.create_task_group() as tasks:
         session = Session(
             endpoints=[listening.endpoint],
             hello=lambda: Hello(facts("n1")),
             inventories=lambda: (),
             executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-            reports=Reports(),
+            reports=reports,
             on_diagnostics=lambda _: None,
             on_peers=lambda _: None,
             on_saved_by_all=lambda _: None,
         )
         tasks.start_soon(session.run)
-        yield
+        yield reports
         tasks.cancel_scope.cancel()
 
 
@@ -95,3 +101,35 @@ async def test_answered_beats_keep_a_session(monkeypatch: pytest.MonkeyPatch) ->
     async with agent_of(supervisor, monkeypatch):
         await wait_until_async(lambda: supervisor.beats > 3 * UNANSWERED_BEATS_MAX, description="many beats")
         assert supervisor.sessions == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "parts", "column"),
+    [
+        ((), {"shards", "gone"}, ""),
+        (("columns",), {"columns", "gone"}, "attempts"),
+        (("columns", "shard_runs"), {"columns", "gone"}, "runs"),
+        (("columns", "shard_runs", "shard_shapes"), {"columns", "gone_runs"}, "shape"),
+    ],
+)
+async def test_inventories_have_a_form_that_the_supervisor_knows(
+    known: tuple[str, ...], parts: set[str], column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, steps = Mesh.of({"dp": 4}), range(1, 5)
+    held = {
+        step: tuple(ShardRecord(ShardKey(1, step, rank), mesh, "disk", 9, "d") for rank in range(4)) for step in steps
+    }
+    welcome = encode_welcome(1, "sup", ["127.0.0.1:1"])
+    for form in ("columns", "shard_runs", "shard_shapes"):
+        setattr(welcome.welcome, form, form in known)
+    supervisor = _Supervisor(10**9, welcome=welcome)
+    async with agent_of(supervisor, monkeypatch) as reports:
+        await wait_until_async(lambda: reports.differences, description="the session to open")
+        reports.add(Inventory("gpt", held[1] + held[2] + held[3]))
+        await wait_until_async(lambda: len(supervisor.inventories) == 1, description="a complete inventory")
+        reports.add(Inventory("gpt", held[2] + held[3] + held[4]))
+        await wait_until_async(lambda: len(supervisor.inventories) == 2, description="a difference")
+    said = supervisor.inventories[1]
+    assert {field.name for field, _ in said.ListFields()} == {"job", "base", *parts}
+    columns = {field.name for field, _ in said.columns.ListFields()}
+    assert columns & {"attempts", "runs", "shape"} == ({column} if column else set())

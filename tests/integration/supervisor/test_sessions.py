@@ -153,6 +153,7 @@ async def test_an_inventory_that_changes_one_that_never_came_begins_a_new_sessio
         welcome = await call.read()
         assert welcome.welcome.inventory_differences
         assert welcome.welcome.columns
+        assert welcome.welcome.shard_shapes
         await call.write(encode_report(Inventory("gpt", base=77), 2))
         code, details = await refusal(call)
         assert code is grpc.StatusCode.ABORTED

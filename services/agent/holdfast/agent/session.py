@@ -96,8 +96,8 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        # whether the supervisor of this session accepts reports in columns, and in runs
-        self._columns = self._runs = False
+        # Whether the supervisor of this session accepts reports in columns, in runs, and in blocks.
+        self._columns = self._runs = self._blocks = False
         self.workers_in_answers = self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
@@ -177,12 +177,14 @@ class Session:
         if self._log_reads is not None:
             self._log_reads.forget()
         self._answers.clear()
-        self._columns = self._runs = False  # until this supervisor accepts them
+        self._columns = self._runs = self._blocks = False  # until this supervisor accepts them
         self.workers_in_answers = self.starts_in_beats = False
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns, runs=self._runs))
+                columns, runs, blocks = self._columns, self._runs, self._blocks
+                message = encode_report(numbered.report, numbered.seq, columns=columns, runs=runs, blocks=blocks)
+                await write(call, message)
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
@@ -235,7 +237,8 @@ class Session:
         self._reports.differences = welcome.inventory_differences
         self._reports.first_steps_in_beats = welcome.first_steps_in_beats
         self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
-        self.starts_in_beats, self._runs = welcome.starts_in_beats, welcome.shard_runs
+        self.starts_in_beats = welcome.starts_in_beats
+        self._runs, self._blocks = welcome.shard_runs, welcome.shard_shapes
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:

@@ -227,30 +227,28 @@ def _all_tested(turn: Turn, reports_of: Sequence[Received[Tested]]) -> None:
 
 
 def _inventories(turn: Turn, reports_of: Sequence[Received[Inventory]]) -> None:
-    by_job: dict[str, list[Inventory]] = defaultdict(list)
-    holders: dict[str, list[str]] = defaultdict(list)
+    by_job: dict[str, list[tuple[str, Inventory]]] = defaultdict(list)
     known, changed = turn.nodes, []
     for node, report, event in reports_of:
         if (found := _inventory(turn, known[node], event, report)) is not None:
             inventory, values = found
             changed.append((node, values))
-            by_job[inventory.job].append(inventory)
-            holders[inventory.job].append(node)
+            by_job[inventory.job].append((node, inventory))
     turn.put_nodes(changed)
     for name, inventories_of in by_job.items():
         job = turn.jobs.get(name)
         if job is None or job.running is None:
             continue
-        nodes_of = turn.nodes
-        step = saved.newest_at_home(turn, name, [nodes_of[each] for each in holders[name]])
+        step = saved.newest_at_home(turn, name, [(node, each.shards) for node, each in inventories_of])
         if step > job.checkpoints.step:
             newer = {each: slots for each, slots in turn.jobs[name].checkpoints.at_home.items() if each > step}
             turn.put_checkpoints(name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
             progress.reached(turn, name, step)
             saved.learn_sharding(turn, name, job.running, step)
             retention.expect(turn, name)
-        for inventory in inventories_of:
-            saved.learn(turn, name, inventory)
+        for _, inventory in inventories_of:
+            if inventory.stored:
+                saved.learn(turn, name, inventory)
         suspension.learn(turn, name)
         if step > job.checkpoints.step:
             planned.on_saved(turn, name)

@@ -74,14 +74,14 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     sent_attempt, sent_step = job.checkpoints.saved_by_all
     step_min = sent_step if sent_attempt == attempt else 0
-    nodes, kept, name = turn.nodes, turn.group(By.KEEPS, job.name), job.name
+    known, name = turn.nodes.get, job.name
     for placement in running.placements:
-        if placement.node not in kept:  # others are neither members nor peers of one
+        if (node := known(placement.node)) is None:
             continue
         first, behind = placement.first_rank, placement.first_rank + placement.nproc
         whole: set[int] = set()
         parts: dict[int, list[_Ranks]] = {}
-        for run in shard_runs(nodes[placement.node].inventory[name]):
+        for run in shard_runs(node.inventory.get(name, ())):
             if run[0] != attempt or not step_min <= run[1] <= step_max:
                 continue
             _, step, _, tier, _, begin, width, _, _, _ = run
@@ -123,14 +123,14 @@ def _is_everywhere(turn: Turn, job: Job, step: int) -> bool:
     if that is not certain: then all steps are compared."""
     running = job.running
     assert running is not None
-    attempt, nodes, kept, name = running.attempt, turn.nodes, turn.group(By.KEEPS, job.name), job.name
+    attempt, known, name = running.attempt, turn.nodes.get, job.name
     elsewhere: dict[int, int] = {}  # first rank → number of ranks of the longest run, on nodes without this rank
     for placement in running.placements:
-        node, first, nproc = placement.node, placement.first_rank, placement.nproc
-        if node not in kept:
+        first, nproc = placement.first_rank, placement.nproc
+        if (node := known(placement.node)) is None:
             return False
         on_disk = False
-        for run in shard_runs(nodes[node].inventory[name]):
+        for run in shard_runs(node.inventory.get(name, ())):
             if run[1] == step and run[0] == attempt:
                 begin = run[5]
                 if begin != first:

@@ -263,8 +263,6 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
 
     A reported damage counts, even if other nodes reported the step as intact; they check again with the next generation.
     """
-    if not inventory.stored:
-        return
     job = turn.jobs[name]
     line = Line(job.checkpoints.lineage)
     known = {(each.attempt, each.step): each for each in job.checkpoints.stored}
@@ -292,11 +290,11 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
 
 def _own_runs(turn: Turn, name: str, generation: Generation, step: int) -> Iterator[ShardRun]:
     """The shards of this step on the nodes of their own ranks, without copies in another tier."""
-    attempt, nodes, kept = generation.attempt, turn.nodes, turn.group(By.KEEPS, name)
+    attempt, known = generation.attempt, turn.nodes.get
     for placement in generation.placements:
-        if placement.node in kept:
+        if (node := known(placement.node)) is not None:
             first, end, digests = placement.first_rank, placement.first_rank + placement.nproc, ""
-            for run in shard_runs(nodes[placement.node].inventory[name]):
+            for run in shard_runs(node.inventory.get(name, ())):
                 if run[1] == step and first <= run[5] < end and run[0] == attempt and run[8] is not digests:
                     digests = run[8]
                     yield run
@@ -310,8 +308,8 @@ def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, 
                 yield from ((node, record) for record in run.records())
 
 
-def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
-    """`nodes` have reported inventories. Returns the newest step of the running attempt, beyond the newest known one, whose
+def newest_at_home(turn: Turn, name: str, inventories: Iterable[tuple[str, Sequence[ShardRecord]]]) -> int:
+    """Nodes have reported these inventories. Returns the newest step of the running attempt, beyond the newest known one, whose
     shards are all on their own ranks' nodes; 0 = none. Reads only these nodes: the job has the progress of the others."""
     job = turn.jobs[name]
     running = job.running
@@ -320,11 +318,11 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
     reported: list[int] = []  # slots
     own: dict[int, list[int]] = defaultdict(list)  # step → slots
     place_of, attempt = running.placement_of, running.attempt
-    for node in nodes:
-        if (placement := place_of(node.facts.node)) is not None:
+    for node, shards in inventories:
+        if (placement := place_of(node)) is not None:
             slot = placement.slot
             reported.append(slot)
-            for step in _own_steps(node.inventory.get(name, ()), attempt, placement):
+            for step in _own_steps(shards, attempt, placement):
                 own[step].append(slot)
     before, at_home, known = job.checkpoints.at_home, {}, Numbers(reported)
     for step in sorted({*before, *own}):

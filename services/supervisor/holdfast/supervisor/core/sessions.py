@@ -167,7 +167,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
         template=None,
     )
     if job is not None:
-        saved.newest_at_home(turn, job.name, [turn.nodes[node.name]])
+        saved.newest_at_home(turn, job.name, [(node.name, ())])
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
     if booted or is_other:

@@ -165,16 +165,22 @@ class Turn(Present):
             return
         table, written = self._own("nodes")
         fields = dict.fromkeys(rows[0][1])  # one object for all: the snapshot recognizes it
-        copy, touched_nodes, touched = evolver(Node), self._touched_nodes, self._touched
+        names = [name for name, _ in rows]
+        self._touched_nodes.update(names)
+        if written.keys().isdisjoint(names):
+            written.update(dict.fromkeys(names, fields))
+        else:
+            for name in names:
+                known = written.get(name, _NO_FIELDS)
+                if known is not None:
+                    written[name] = {**known, **fields} if known else fields
+        copy, touched = evolver(Node), self._touched
         uses = "live_generations" in fields or "inventory" in fields
         grouped = groups_of_fields(fields)
         live: Mapping[str, Any] | None = None
         for name, values in rows:
             old = table[name]
             node = table[name] = copy(old, values)
-            known = written.get(name, _NO_FIELDS)
-            if known is not None:
-                written[name] = {**known, **fields} if known else fields
             if old.preflight is not None:
                 self._index.node(old, node, fields)
             else:
@@ -183,7 +189,6 @@ class Turn(Present):
                     if differs(before[each], values[each]):
                         self._index.node(old, node, fields)
                         break
-            touched_nodes.add(name)
             if node.removal is not None:
                 self._unreviewed.add(name)
             if uses:
