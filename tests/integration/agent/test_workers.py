@@ -569,7 +569,8 @@ def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, 
     learned = [f"yaml.{name}" for name in ("nodes", "error", "tokens", "events", "scanner", "reader")]
     launch = LaunchSpec(path, preload=("auto",))
     start_job(agent.plane, prepare_order("learns", path, preload=("auto",)))
-    (recorded / Learned(recorded).path(launch).name).write_text(json.dumps(["no.such", "yaml", *learned, *STANDARD]))
+    imports = {"modules": ["no.such", "yaml", *learned, *STANDARD], "files": {}, "variables": []}
+    Learned(recorded, tmp_path).path(launch).write_text(json.dumps(imports))
     wait_until(
         lambda: "'no.such':" in agent.log() or '"no.such":' in agent.log(),
         description="a template with what was learned",

@@ -3,7 +3,8 @@
 The first rule that matches decides. Sources are ByteRobust (SOSP'25) and the restart policies of NVRx and NVSentinel:
 
 1. a hardware finding on the same node within a minute of the failure, and since the first start of the job: hardware, whatever
-the exception is; 2. the kernel ran out of memory on the node, or the exception is about memory: an error class of its own, the
+the exception is; a failure of a start with learned modules, before its first step: not known, since the next start has none;
+2. the kernel ran out of memory on the node, or the exception is about memory: an error class of its own, the
 user's if it repeats; 3. an error that broken hardware raises as well (an illegal address, an ECC error; not the assertion of a
 kernel): the user's if it was seen on two nodes; hardware if two other jobs failed in this way on the node and on none of their
 other nodes; otherwise not known. A repetition on the same node proves nothing about the script; 4. a file system, a service or
@@ -109,6 +110,9 @@ def _attribute(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")
+    if exit_.learned_start:
+        learned = "its imports were loaded ahead of time (preload: auto), and the next start does not load them"
+        return Blame(Who.UNKNOWN, ErrorClass.LEARNED_START, learned)
     if error in (ErrorClass.DEVICE_OOM, ErrorClass.HOST_OOM, ErrorClass.NAN) and context.tries > 1:
         return Blame(Who.USER, error, f"the same {error.value} for the {context.tries}th time at the same place")
     if error is ErrorClass.DEVICE and context.nodes > 1:

@@ -26,6 +26,9 @@ class ErrorClass(StrEnum):
     ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
+    LEARNED_START = (
+        "learned_start"  # of any kind, in a start from a template with learned modules: the next one has none
+    )
 
 
 # Neither caused by the script nor avoidable by other code: temporary, or repaired by an operator.
