@@ -1,8 +1,8 @@
 """Chooses the worker template of each start, and reports the template's state. `keeper` runs the templates.
 
-A job requests the modules of its `preload`. If `preload` contains `LEARN_IMPORTS`, its workers record the modules that they
-import. When the ranks have stepped, a second template with these modules is started in the background. It serves the next starts
-of the job. The first template is kept: a start that the second one must not serve (`learned`), or cannot, waits for nothing.
+A job requests the modules of its `preload`. If `preload` contains `LEARN_IMPORTS`, its workers record what they import, too. When
+the ranks have stepped, a second template with these modules is started in the background. It serves the next starts of the job.
+The first template is kept: a start that the second one must not serve (`learned`), or cannot, waits for nothing.
 
 No worker is forked from a template that has imported files which have changed since."""
 
