@@ -311,7 +311,7 @@ TARGETS = (
     ),
     Target(
         "modules that were imported",
-        lambda: json_texts({"modules": ["torch", "a.b"], "files": {"torch": "1 2"}, "variables": ["A"]}),
+        lambda: json_texts({"modules": ["torch", "a.b"], "files": {"torch": "1 2"}, "variables": {"A": "1"}}),
         _in_file(lambda path: learned._imports(learned._load(path, os.geteuid())), "modules.json"),
     ),
     Target("pid file", lambda: json_texts({"pid": 1, "started": 2}), _in_file(find_survivor, "pid")),

@@ -47,7 +47,7 @@ ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import and 
 ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories that are searched first for these modules
 
 # Descriptor of a memory file, because a variable has a limited length. JSON object: `modules` that an earlier worker has
-# imported; `variables` that these must not read when they are imported.
+# imported; `variables` that these must not read when they are imported, unless these have the given values.
 ENV_LEARNED_FD = "HOLDFAST_TEMPLATE_LEARNED_FD"
 ENV_SCOUT = "HOLDFAST_TEMPLATE_SCOUT"  # "1": each module is first imported in a fork, as a trial
 ENV_UNPREPARED = "HOLDFAST_TEMPLATE_UNPREPARED"  # JSON object: functions that are not to be called, and why

@@ -5,10 +5,11 @@ Only modules of installed packages are recorded, because files next to the scrip
 that torch imports late are omitted, because they may start processes. The list has the order in which their imports began. With
 it are recorded the version of each package, as a property of its file, and the environment variables that differ from those
 with which the worker was started: a module that reads one of them when it is imported must be imported after the script has set
-it."""
+it. (If an import has set it, it has the same value in a template that has done the same imports.)"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -46,7 +47,8 @@ def record() -> None:
     _recorded = True
     names = of_packages(sys.modules, roots())
     now, before = dict(os.environ), dict(os.environ) if _environment is None else _environment
-    variables = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+    names_set = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+    variables = {name: fingerprint(now.get(name)) for name in names_set}
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "w") as file:
@@ -54,6 +56,11 @@ def record() -> None:
         os.replace(temporary, path)
     except (OSError, ValueError):  # the next start is slower; nothing else depends on it
         pass
+
+
+def fingerprint(value: str | None) -> str:
+    """Identify the value of a variable, which may be a secret; None = it is not set."""
+    return "" if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def roots() -> tuple[str, ...]:

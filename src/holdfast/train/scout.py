@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,28 +27,32 @@ from holdfast.train.side_effects import SideEffects, children
 
 MODULE_TIMEOUT_S: Final = 120.0
 LEARNED_TIMEOUT_S: Final = 600.0  # of modules that nothing waits for: the ranks may need the processors
-TOTAL_S_MAX: Final = 1800.0  # no scout starts later; the modules that remain are not imported
+CPU_S_MAX: Final = 120.0  # of all scouts; the learned modules that remain then are not imported
 REASON_CHARS_MAX: Final = 300
 IMPORT_FAILS: Final = "its import fails: "
 MEMORY_BYTES_MAX: Final = 4 << 30  # that all modules together may allocate, in addition to what every template has …
 MEMORY_SHARE_MAX: Final = 0.25  # … and this share of the memory that is available
-NICE: Final = 10
+NICE: Final = 5
 CAP_SYS_NICE: Final = 23
 
 Check = Callable[[str], str]  # module → the problem that its import has caused; empty = none
 
 
 def import_all(
-    names: Iterable[str], check: Check, *, asked_for: frozenset[str] = frozenset(), variables: Sequence[str] = ()
+    names: Iterable[str],
+    check: Check,
+    *,
+    asked_for: frozenset[str] = frozenset(),
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Import the modules that can be imported, in this order. Returns the others, each with the reason. `check` is called after
     each import, in the scout and here. Raises RuntimeError if `check` finds a problem here. `variables`: those that modules not
     in `asked_for` must not read (`SideEffects`)."""
     left_out: dict[str, str] = {}
     waiting = list(names)
-    until, data_bytes_max = time.monotonic() + TOTAL_S_MAX, _data_bytes_max()
-    while waiting and time.monotonic() < until:
-        passed, reason = _send_scout(waiting, check, asked_for, variables, data_bytes_max)
+    began_s, data_bytes_max = _cpu_of_children_s(), _data_bytes_max()
+    while waiting and (_cpu_of_children_s() - began_s < CPU_S_MAX or not asked_for.isdisjoint(waiting)):
+        passed, reason = _send_scout(waiting, check, asked_for, variables or {}, data_bytes_max)
         with _low_priority(asked_for.isdisjoint(waiting)):
             for name in waiting[:passed]:
                 importlib.import_module(name)
@@ -64,6 +68,11 @@ def import_all(
     return left_out
 
 
+def _cpu_of_children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _data_bytes_max() -> int:
     """Return the limit of a scout's memory: what this process has now, and what modules may allocate."""
     with open("/proc/self/status") as file:
@@ -74,7 +83,7 @@ def _data_bytes_max() -> int:
 
 
 def _send_scout(
-    names: Sequence[str], check: Check, asked_for: frozenset[str], variables: Sequence[str], data_bytes_max: int
+    names: Sequence[str], check: Check, asked_for: frozenset[str], variables: Mapping[str, str], data_bytes_max: int
 ) -> tuple[int, str]:
     """Return how many of the modules passed, and the problem of the next one."""
     modest = asked_for.isdisjoint(names)
@@ -155,7 +164,9 @@ def _end(pid: int) -> None:
         pass
 
 
-def _scout(names: Sequence[str], check: Check, asked_for: frozenset[str], variables: Sequence[str], pipe: int) -> None:
+def _scout(
+    names: Sequence[str], check: Check, asked_for: frozenset[str], variables: Mapping[str, str], pipe: int
+) -> None:
     effects = SideEffects(variables)
     for name in names:
         try:

@@ -2,8 +2,8 @@
 earlier than in the script, each worker must import the module by itself.
 
 Each check compares the state before the import with that after it. Threads and devices are checked by the template
-(`template.spoiled_by`), for modules that the job names as well. Exit handlers are allowed: each worker runs them at its end, and
-the template does not. So are variables that the import sets: the template sets them in the workers, too."""
+(`template.spoiled_by`), for modules that the job names as well. Exit handlers are allowed: each worker runs them at its end,
+and the template does not. So are variables that the import sets: each worker gets them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,18 +42,22 @@ _NAMED_MAX: Final = 3
 class SideEffects:
     """Compares the state before the import of each module with that after it."""
 
-    def __init__(self, variables: Iterable[str]) -> None:
-        """`variables`: further environment variables that a module must not read."""
-        self._withheld = IDENTITY.union(variables)
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """`variables`: further environment variables that a module must not read, unless they have these values
+        (`imports.fingerprint`)."""
+        self._expected = variables
         self._installed = tuple(f"{root}{os.sep}" for root in imports.roots())
         self._modules = set(sys.modules)
         self._read: set[str] = set()
         self._arguments = _Watched(sys.argv, lambda: self._read.add("sys.argv"))
+        self._has_seeded = False
+        self._watch_seeds()
         self._before = _state()
 
     def of(self, import_: Callable[[], object]) -> str:
         """Call `import_`, and return what it has done; empty = nothing that matters."""
         self._read.clear()
+        self._has_seeded = False
         watched, original = os._Environ.__getitem__, sys.argv
         read, sys.argv = self._read, self._arguments
 
@@ -69,17 +73,40 @@ class SideEffects:
             sys.argv = original
         return self._problem()
 
+    def _watch_seeds(self) -> None:
+        """For good: this process ends after the imports."""
+        generators: list[Any] = [random, *([sys.modules["numpy"].random] if "numpy" in sys.modules else [])]
+        for generator in generators:
+            for name in ("seed", "setstate", "set_state"):
+                if (original := getattr(generator, name, None)) is not None:
+                    setattr(generator, name, self._noting(original))
+
+    def _noting(self, original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: Any, **named: Any) -> object:
+            self._has_seeded = True
+            return original(*arguments, **named)
+
+        return call
+
     def _problem(self) -> str:
         before, self._before = self._before, _state()
         if done := self._before.changed_since(before):
             return done
-        withheld = {name for name in self._read if name in self._withheld or name.startswith(_IDENTITY_PREFIXES)}
+        if self._has_seeded:
+            return "it seeds a generator of random numbers"
+        withheld = {name for name in self._read if self._is_withheld(name)}
         if withheld or "sys.argv" in self._read:
             return f"it reads {', '.join(sorted(withheld) or ['sys.argv'])} when it is imported"
         new, self._modules = set(sys.modules) - self._modules, set(sys.modules)
         if edited := sorted(name for name in new if self._may_be_edited(name)):
             return f"it imports {edited[0]}, which is not an installed package: its file may be edited before the next start"
         return ""
+
+    def _is_withheld(self, name: str) -> bool:
+        if name in IDENTITY or name.startswith(_IDENTITY_PREFIXES):
+            return True
+        expected = self._expected.get(name)
+        return expected is not None and imports.fingerprint(os.environ.get(name)) != expected
 
     def _may_be_edited(self, name: str) -> bool:
         origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
@@ -96,7 +123,7 @@ class _State:
     memory: frozenset[str]  # mappings that a fork shares and that can be written
     processes: frozenset[int]
     start_method: object
-    random: tuple[object, ...]
+    random: bytes  # torch's state. The generators of Python and NumPy are seeded anew in each worker: drawing changes nothing
     torch: dict[str, object]
 
     def changed_since(self, old: _State) -> str:
@@ -114,14 +141,13 @@ class _State:
         if self.start_method is not old.start_method:
             return "it sets the start method of multiprocessing"
         if self.random != old.random:
-            return "it seeds or draws random numbers"
+            return "it seeds, or draws from, torch's generator of random numbers"
         if replaced := [name for name, value in old.torch.items() if self.torch.get(name) is not value]:
             return f"it replaces {', '.join(replaced[:_NAMED_MAX])}"
         return ""
 
 
 def _state() -> _State:
-    numpy = sys.modules.get("numpy")
     return _State(
         directory=os.getcwd(),
         handlers={number: signal.getsignal(number) for number in _SIGNALS},
@@ -129,11 +155,7 @@ def _state() -> _State:
         memory=_shared_memory(),
         processes=frozenset(children()),
         start_method=multiprocessing.context._default_context._actual_context,  # type: ignore[attr-defined]
-        random=(
-            random.getstate(),
-            torch.get_rng_state().numpy().tobytes(),
-            b"" if numpy is None else numpy.random.get_state()[1].tobytes(),
-        ),
+        random=torch.get_rng_state().numpy().tobytes(),
         torch={f"{each.__name__}.{name}": value for each in _PATCHED for name, value in vars(each).items()},
     )
 

@@ -102,7 +102,7 @@ def main() -> None:
     os._exit(0)  # exit handlers of modules belong to the workers, which may use what these handlers delete
 
 
-def _learned() -> dict[str, list[str]]:
+def _learned() -> dict[str, Any]:
     """Return the modules that earlier workers have imported, and the variables that these must not read, from the agent's
     memory file."""
     if not (number := os.environ.get(protocol.ENV_LEARNED_FD, "")):
@@ -129,7 +129,7 @@ def prepare(
     preload: list[str],
     path: list[str],
     learned: Sequence[str] = (),
-    variables: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
     *,
     scout: bool = False,
 ) -> dict[str, str]:
@@ -138,7 +138,7 @@ def prepare(
     Raises `CannotServe` that names a module that failed, started a thread or opened a device; `Spoiled` if leaving it out
     would help. `learned`: modules that an earlier worker has imported; they are always tried in a fork first
     (`holdfast.train.scout`), those of `preload` with `scout`. For a prepare function in `preload`, its module
-    is imported. `variables`: what learned modules must not read when they are imported, because the script sets it."""
+    is imported. `variables`: what learned modules must not read at import, because the script sets it (`SideEffects`)."""
     preload = list(dict.fromkeys(preparation.module_of(name) for name in preload))
     if not sys.flags.safe_path:
         sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there

@@ -364,8 +364,8 @@ class JobFile(Section):
         Field(
             max_length=ITEMS_MAX,
             description="`auto`: each node learns the installed modules that the script imports, and its worker template "
-            "imports them ahead of time. Names of modules, and of functions (module:function) that it calls, are in addition to "
-            "`auto`, unless `none` is among them. `[]` or `[none]` turns it off",
+            "imports them ahead of time. Names of modules, and of functions (module:function) that it calls, are in addition "
+            "to `auto`, unless `none` is among them. `[]` or `[none]` turns it off",
             examples=[["transformers.trainer", "mypkg.data:prepare"]],
         ),
         AfterValidator(learned_or_not),

@@ -52,9 +52,9 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
     "handler": ("import signal\nsignal.signal(signal.SIGUSR2, lambda *_: None)", "handles SIGUSR2"),
     "method": ("import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)", "start method"),
     "directory": ("import os\nos.chdir('/')", "changes the working directory to /"),
-    "seed": ("import random\nrandom.seed(1)", "random numbers"),
-    "seeds_torch": ("import torch\ntorch.manual_seed(3)", "random numbers"),
-    "seeds_numpy": ("import numpy\nnumpy.random.seed(3)", "random numbers"),
+    "seed": ("import random\nrandom.seed(1)", "seeds a generator"),
+    "seeds_torch": ("import torch\ntorch.manual_seed(3)", "torch's generator"),
+    "seeds_numpy": ("import numpy\nnumpy.random.seed(3)", "seeds a generator"),
     "patches": ("import torch\ntorch.load = lambda *_: None", "replaces torch.load"),
     "child": ("import subprocess\nsubprocess.Popen(['sleep', '300'])", "leaves 1 process(es) running"),
     "ends": (
@@ -80,6 +80,7 @@ ALLOWED: Mapping[str, str] = {
     "prints": "print('a banner')",
     "handlers_at_exit": "import atexit\natexit.register(lambda: open('{mark}', 'w').close())",
     "sets": "import os\nos.environ['{package}_SET'] = 'here'\nos.environ.setdefault('LEVEL', 'low')",
+    "draws": "import random\nDRAWN = random.random()",
     "held": "import threading\nLOCK = threading.RLock()\nLOCK.acquire()",
     "lazy": """
 import threading

@@ -39,7 +39,9 @@ class Imports:
 
     modules: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()  # package → time and size of its file
-    variables: tuple[str, ...] = ()  # environment variables that the script has set
+    variables: tuple[
+        tuple[str, str], ...
+    ] = ()  # environment variable that the script has set → fingerprint of its value
 
     def differ(self, known: Imports) -> bool:
         """Whether a template with the modules `known` does not suffice. Fewer than `MORE_MIN` new modules do not count."""
@@ -172,17 +174,23 @@ def _imports(found: object) -> Imports | None:
     """Return the recorded list; None if it is not one."""
     if not isinstance(found, dict):
         return None
-    modules, variables, files = _texts(found.get("modules")), _texts(found.get("variables")), found.get("files")
-    if modules is None or variables is None or not isinstance(files, dict) or _texts([*files.values()]) is None:
+    modules, files, variables = _texts(found.get("modules")), _table(found.get("files")), _table(found.get("variables"))
+    if modules is None or files is None or variables is None:
         return None
     good = (name for name in dict.fromkeys(modules) if all(part.isidentifier() for part in name.split(".")))
     names = tuple(good)[:MODULES_MAX]
-    return Imports(names, tuple(sorted(files.items()))[:MODULES_MAX], tuple(sorted(variables))[:VARIABLES_MAX])
+    return Imports(names, files[:MODULES_MAX], variables[:VARIABLES_MAX])
 
 
 def _as_recorded(imports: Imports) -> dict[str, object]:
-    return {"modules": imports.modules, "files": dict(imports.files), "variables": imports.variables}
+    return {"modules": imports.modules, "files": dict(imports.files), "variables": dict(imports.variables)}
 
 
 def _texts(values: object) -> list[str] | None:
     return values if isinstance(values, list) and all(isinstance(each, str) for each in values) else None
+
+
+def _table(values: object) -> tuple[tuple[str, str], ...] | None:
+    if not isinstance(values, dict) or _texts([*values.values()]) is None:
+        return None
+    return tuple(sorted(values.items()))

@@ -272,7 +272,7 @@ def _spawn(
     try:
         if key.learned is not None:
             learned.append(os.memfd_create("learned"))
-            content = {"modules": key.learned.modules, "variables": key.learned.variables}
+            content = {"modules": key.learned.modules, "variables": dict(key.learned.variables)}
             with os.fdopen(os.dup(learned[0]), "w") as file:
                 json.dump(content, file)
         return spawn(

@@ -1,6 +1,6 @@
 """Chooses the worker template of each start, and reports the template's state. `keeper` runs the templates.
 
-A job requests the modules of its `preload`. If `preload` contains `LEARN_IMPORTS`, its workers record what they import, too. When
+A job requests the modules of its `preload`. If `preload` contains `LEARN_IMPORTS`, its workers record what they import. When
 the ranks have stepped, a second template with these modules is started in the background. It serves the next starts of the job.
 The first template is kept: a start that the second one must not serve (`learned`), or cannot, waits for nothing.
 
@@ -29,6 +29,7 @@ from holdfast.domain.nodes import TemplateState
 log = structlog.get_logger("holdfast.agent.workers")
 
 JOBS_MAX = 64  # jobs whose template is remembered
+SECRET = "secret"  # no fingerprint of a value
 SLOW_START_S = 60.0  # a start with learned modules that is ended later than this, without a step, is a fault of its own
 
 
@@ -187,8 +188,8 @@ class Templates:
         """Return the key with the modules that the job's last workers have imported; None if these are not known."""
         if (imports := self._learned.imports(launch)) is None:
             return None
-        secret = (*imports.variables, *(source.name for source in launch.env_from))  # which a template does not have
-        known = replace(imports, variables=tuple(sorted(set(secret))))
+        secrets = {source.name: SECRET for source in launch.env_from}  # which a template does not have
+        known = replace(imports, variables=tuple(sorted((dict(imports.variables) | secrets).items())))
         return TemplateKey.of(_directory(launch), _named(launch), dict(launch.env), self._inherited, known)
 
     def _opened(self) -> TemplateKeeper:
