@@ -21,15 +21,17 @@ import torch
 from holdfast.train import imports
 from holdfast.train.sources import is_of_interpreter
 
-# Variables that differ between the workers of a node, or between two generations, or that a template does not have.
+# Variables that differ between the workers of a node, or between two generations.
 IDENTITY: Final = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
-        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
-        *("OMP_NUM_THREADS", "TRACEPARENT", "SLURM_PROCID", "SLURM_LOCALID"),
+        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
-_IDENTITY_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_", "FT_")
+# Variables that a worker may have although its template has not. If both have one, its value is the same: a module that goes
+# through the whole environment may read it.
+_ADDED: Final = frozenset({"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRACEPARENT", "SLURM_PROCID", "SLURM_LOCALID"})
+_ADDED_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_", "FT_")
 _HARMLESS_FILES: Final = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/")
 _SIGNALS: Final = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _PATCHED: Final = (
@@ -103,8 +105,10 @@ class SideEffects:
         return ""
 
     def _is_withheld(self, name: str) -> bool:
-        if name in IDENTITY or name.startswith(_IDENTITY_PREFIXES):
+        if name in IDENTITY:
             return True
+        if name in _ADDED or name.startswith(_ADDED_PREFIXES):
+            return name not in os.environ
         expected = self._expected.get(name)
         return expected is not None and imports.fingerprint(os.environ.get(name)) != expected
 

@@ -69,7 +69,7 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
     "master": ("import os\nHAS = b'MASTER_ADDR' in os.environb", "it reads MASTER_ADDR"),
     "holdfast_": ("import os\nJOB = os.environ.get('HOLDFAST_JOB')", "it reads HOLDFAST_JOB"),
     "slurm": ("import os\nRANK = os.environ.get('SLURM_PROCID')", "it reads SLURM_PROCID"),
-    "threads": ("import os\nN = os.environ.get('OMP_NUM_THREADS')", "it reads OMP_NUM_THREADS"),
+    "parent": ("import os\nTRACE = os.environ.get('TRACEPARENT')", "it reads TRACEPARENT"),
     "arguments": ("import argparse\nA = argparse.ArgumentParser().parse_known_args()", "it reads sys.argv"),
     "hub": ("import os\nHOME = os.environ.get('HUB_HOME', 'default')", "it reads HUB_HOME"),
     "secret": ("import os\nKEY = os.environ.get('API_KEY')", "it reads API_KEY"),
@@ -77,6 +77,8 @@ EFFECTS: Mapping[str, tuple[str, str]] = {
 }
 # What may be there: each worker has it as an interpreter would have it that has just imported the module.
 ALLOWED: Mapping[str, str] = {
+    "goes_through": "import os\nFOUND = {n: v for n, v in os.environ.items() if n.startswith('fsspec_')}",
+    "threads": "import os\nN = os.environ.get('OMP_NUM_THREADS')",  # which every process of this agent has
     "prints": "print('a banner')",
     "handlers_at_exit": "import atexit\natexit.register(lambda: open('{mark}', 'w').close())",
     "sets": "import os\nos.environ['{package}_SET'] = 'here'\nos.environ.setdefault('LEVEL', 'low')",
