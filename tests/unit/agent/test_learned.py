@@ -13,8 +13,8 @@ import pytest
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.generation import LocalGeneration
 from holdfast.agent.workers.learned import FILES_MAX, MORE_MIN, Imports, Learned
-from holdfast.agent.workers.templates import SLOW_START_S, Templates
-from holdfast.domain.job import LaunchSpec
+from holdfast.agent.workers.templates import Templates
+from holdfast.domain.job import HangSpec, LaunchSpec
 
 LAUNCH = LaunchSpec("/train.py", preload=("auto",))
 NAMES = tuple(f"pkg.m{number}" for number in range(MORE_MIN))
@@ -42,7 +42,7 @@ class Scripts:
         site = SimpleNamespace(learned=self._root / "learned", agent_dir=self._root, user=None)
         templates = Templates(cast(Site, site), {}, lambda: None)
         generation = SimpleNamespace(
-            order=SimpleNamespace(launch=LAUNCH, generation=2, job="gpt"),
+            order=SimpleNamespace(launch=LAUNCH, generation=2, job="gpt", hang=HangSpec()),
             submission=run,
             judged=False,
             started_at=0.0,
@@ -89,8 +89,8 @@ def test_a_script_that_fails_without_them_as_well_is_started_with_them_again(scr
 
 
 def test_a_start_that_was_stopped_early_is_no_evidence(scripts: Scripts) -> None:
-    scripts.judge("run", has_learned=True, at=SLOW_START_S - 1)
-    assert "it was stopped 59 s after its start" in scripts.refused("run")
+    scripts.judge("run", has_learned=True, at=HangSpec().init_s - 1)
+    assert "it was stopped 599 s after its start" in scripts.refused("run")
     scripts.judge("run", has_learned=False, steps=True)
     assert scripts.refused("run") == ""
 

@@ -30,7 +30,6 @@ log = structlog.get_logger("holdfast.agent.workers")
 
 JOBS_MAX = 64  # jobs whose template is remembered
 SECRET = "secret"  # no fingerprint of a value
-SLOW_START_S = 60.0  # a start with learned modules that is ended later than this, without a step, is a fault of its own
 
 
 class Templates:
@@ -164,13 +163,14 @@ class Templates:
                 self._learned.reached(launch, run)
             return
         lasted_s = at - generation.started_at
+        is_slow = lasted_s >= generation.order.hang.init_s  # a fault of its own, and not only overtaken by another
         if not generation.has_learned:
-            if failure or lasted_s >= SLOW_START_S:
+            if failure or is_slow:
                 self._learned.failed_without(launch, run)
             return
         how = failure or f"it was stopped {lasted_s:.0f} s after its start"
         reason = f"with its imports loaded ahead, generation {generation.order.generation} made no step: {how}"
-        self._learned.failed(launch, run, reason, of_ranks=bool(failure) or lasted_s >= SLOW_START_S)
+        self._learned.failed(launch, run, reason, of_ranks=bool(failure) or is_slow)
 
     async def _start(self, keeper: TemplateKeeper, key: TemplateKey, failure: str) -> None:
         """Start a template that no order waits for. If it cannot start, log `failure`; the next order reports the error."""
