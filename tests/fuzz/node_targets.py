@@ -311,8 +311,8 @@ TARGETS = (
     ),
     Target(
         "modules that were imported",
-        lambda: json_texts(["torch", "a.b"]),
-        _in_file(lambda path: learned._read(path, os.geteuid()), "modules.json"),
+        lambda: json_texts({"modules": ["torch", "a.b"], "files": {"torch": "1 2"}, "variables": {"A": "1"}}),
+        _in_file(lambda path: learned._imports(learned._load(path, os.geteuid())), "modules.json"),
     ),
     Target("pid file", lambda: json_texts({"pid": 1, "started": 2}), _in_file(find_survivor, "pid")),
     Target("environment of a worker", _environments, Environment.read, (InvalidSpec,)),

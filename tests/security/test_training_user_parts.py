@@ -331,6 +331,7 @@ async def test_a_template_that_sends_anything_else_fails_alone(raw: bytes) -> No
     template.key, template.failure, template.left_out = TemplateKey(), "", {}
     template._user, template._log_path, template._draining = None, Path("/dev/null"), False
     template._ready, template._sending, template._channel = anyio.Event(), anyio.Lock(), ours
+    template._checked = anyio.Event()
     template._process = Ended()  # type: ignore[assignment]
     theirs.send(raw)
     theirs.close()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import Mesh
 
+LEARN_IMPORTS = "auto"  # in `preload`: each node learns the modules that the script imports
+
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
@@ -30,7 +32,7 @@ class LaunchSpec:
     args: tuple[str, ...] = ()
     cwd: str = ""  # working directory; empty = the script's own directory, otherwise the agent's
     env: tuple[tuple[str, str], ...] = ()
-    preload: tuple[str, ...] = ()  # modules that the template imports besides torch and holdfast.train
+    preload: tuple[str, ...] = ()  # modules that the template imports besides torch and holdfast.train; `LEARN_IMPORTS`
     module: str = ""  # as `python -m`
     command: str = ""  # a program: an absolute path on every node, or a name that is looked up in PATH
     env_from: tuple[EnvSource, ...] = ()

@@ -167,6 +167,9 @@ class WorkerExited:
     step_end_uptimes_s: tuple[float, ...] = ()
     observed: int = 0  # optimizer steps that were observed in the worker, if the script reports no steps
     submission: str = ""  # as in `GenerationStarted`
+    # It was forked from a template with learned modules, and its generation made no step on this node. The next start here is
+    # made without these modules.
+    learned_start: bool = False
 
 
 class KernelEvent(StrEnum):

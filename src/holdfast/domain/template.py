@@ -10,11 +10,13 @@ Messages are JSON objects with a `type`, as in `holdfast.domain.worker`. File de
       fork    runs:str target:str args:[str] cwd:str env:{name: value}     runs: script, module or program
               + 4 descriptors: the reaper's end of the link, and the worker's end of the control channel, standard output
               and standard error
+      check   (nothing)   answered by `checked`
       drain   (nothing)   fork no more workers, and end
 
     template → agent
       ready        pid:int import_s:float left_out:{module or function: reason}
       failed       reason:str                       the template cannot fork workers; it ends after this message
+      checked      changed:str                      an imported module whose file has changed since; empty = none
 
     reaper → agent, on the link
       forked       pid:int                          + 2 descriptors: pidfds of the worker, opened before it could be reaped,
@@ -43,7 +45,9 @@ ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
 ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import and of functions (module:function) to call
 ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories that are searched first for these modules
 
-ENV_LEARNED = "HOLDFAST_TEMPLATE_LEARNED"  # JSON list of modules that an earlier worker has imported
+# Descriptor of a memory file, because a variable has a limited length. JSON object: `modules` that an earlier worker has
+# imported; `variables` that these must not read when they are imported, unless these have the given values.
+ENV_LEARNED_FD = "HOLDFAST_TEMPLATE_LEARNED_FD"
 ENV_SCOUT = "HOLDFAST_TEMPLATE_SCOUT"  # "1": each module is first imported in a fork, as a trial
 ENV_UNPREPARED = "HOLDFAST_TEMPLATE_UNPREPARED"  # JSON object: functions that are not to be called, and why
 

@@ -55,6 +55,7 @@ def run_script(launch: Launch) -> NoReturn:
         control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
         os.environ[worker.ENV_BEGAN_S] = repr(time.monotonic())
+        imports.begin()
         if launch.entry.kind == PROGRAM:
             os.set_inheritable(launch.control, True)  # the program may use the trainer library
         else:

@@ -34,6 +34,8 @@ from holdfast.train.entry import Entry
 from holdfast.train.forked import Launch, run_script
 from holdfast.train.reaper import fork_worker
 from holdfast.train.scout import IMPORT_FAILS, import_all
+from holdfast.train.side_effects import children
+from holdfast.train.sources import Sources
 
 # Modules that most training scripts import. Half of the time is `_dynamo`, which the first optimizer imports.
 MODULES: Final = (
@@ -61,14 +63,14 @@ class CannotServe(Exception):
 def main() -> None:
     channel = socket.socket(fileno=int(os.environ[protocol.ENV_SOCKET_FD]))
     channel.set_inheritable(False)
-    began = time.monotonic()
+    began, began_at, before = time.monotonic(), time.time(), dict(os.environ)
     gc.disable()  # collections take a fifth of the import time, and modules are not garbage
     try:
         left_out = prepare(
             preload=json.loads(os.environ.get(protocol.ENV_PRELOAD, "[]")),
             path=json.loads(os.environ.get(protocol.ENV_PATH, "[]")),
-            learned=json.loads(os.environ.get(protocol.ENV_LEARNED, "[]")),
             scout=os.environ.get(protocol.ENV_SCOUT, "") == "1",
+            **_learned(),
         )
         gc.enable()  # what a prepare function leaves may be garbage
         left_out |= call_functions(
@@ -80,18 +82,34 @@ def main() -> None:
     except Spoiled as error:
         _end_children()
         channel.set_inheritable(True)
-        os.environ.update(error.remedy)
-        os.execv(sys.executable, [sys.executable, "-m", "holdfast.train.template"])
+        again = [sys.executable, "-m", "holdfast.train.template"]
+        os.execve(sys.executable, again, {**before, **error.remedy})
     except CannotServe as error:
         _send_failed(channel, str(error))
         sys.exit(1)
     gc.collect()
     gc.freeze()  # a collection in a child then does not write to shared pages
     gc.enable()
+    if number := os.environ.get(protocol.ENV_LEARNED_FD, ""):
+        os.close(int(number))
+    serving = Template(channel, Sources(began_at), before)
     channel.send(protocol.encode("ready", pid=os.getpid(), import_s=time.monotonic() - began, left_out=left_out))
-    launch = Template(channel).serve()
+    launch = serving.serve()
     if launch is not None:  # this is the child
         run_script(launch)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # exit handlers of modules belong to the workers, which may use what these handlers delete
+
+
+def _learned() -> dict[str, Any]:
+    """Return the modules that earlier workers have imported, and the variables that these must not read, from the agent's
+    memory file."""
+    if not (number := os.environ.get(protocol.ENV_LEARNED_FD, "")):
+        return {}
+    size = os.fstat(int(number)).st_size
+    found = json.loads(os.pread(int(number), size, 0))
+    return {"learned": found["modules"], "variables": found["variables"]}
 
 
 def _send_failed(channel: socket.socket, reason: str) -> None:
@@ -107,12 +125,20 @@ class Spoiled(CannotServe):
         self.remedy = {protocol.ENV_SCOUT: "1"} if remedy is None else dict(remedy)
 
 
-def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *, scout: bool = False) -> dict[str, str]:
+def prepare(
+    preload: list[str],
+    path: list[str],
+    learned: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    *,
+    scout: bool = False,
+) -> dict[str, str]:
     """Import all modules. Returns those of the job that are left out, with the reason.
 
     Raises `CannotServe` that names a module that failed, started a thread or opened a device; `Spoiled` if leaving it out
     would help. `learned`: modules that an earlier worker has imported; they are always tried in a fork first
-    (`holdfast.train.scout`), those of `preload` with `scout`. For a prepare function in `preload`, its module is imported."""
+    (`holdfast.train.scout`), those of `preload` with `scout`. For a prepare function in `preload`, its module
+    is imported. `variables`: what learned modules must not read at import, because the script sets it (`SideEffects`)."""
     preload = list(dict.fromkeys(preparation.module_of(name) for name in preload))
     if not sys.flags.safe_path:
         sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there
@@ -125,7 +151,7 @@ def prepare(preload: list[str], path: list[str], learned: Sequence[str] = (), *,
         _import(name, Spoiled)
     tried = [*(preload if scout else ()), *(name for name in learned if name not in sys.modules)]
     try:
-        left_out = import_all(tried, spoiled_by, asked_for=frozenset(preload))
+        left_out = import_all(tried, spoiled_by, asked_for=frozenset(preload), variables=variables)
     except Exception as error:  # a module that behaves otherwise here than in the scout
         raise CannotServe(f"importing modules of earlier workers failed: {type(error).__name__}: {error}") from error
     for name in preload:  # what does not fail because of the template fails in the script as well
@@ -162,21 +188,12 @@ def call_functions(
 
 def _left_running(name: str) -> str:
     """Describe the processes that the function has left running; empty = none. No reaper would end them."""
-    pids = _children()
+    pids = children()
     return f"{name} left {len(pids)} process(es) running: {', '.join(map(str, pids))}" if pids else ""
 
 
-def _children() -> list[int]:
-    """Return the direct children of this process; none on a kernel without CONFIG_PROC_CHILDREN."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:
-        return []
-
-
 def _end_children() -> None:
-    for pid in _children():
+    for pid in children():
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -226,8 +243,11 @@ def _open_devices() -> list[str]:
 class Template:
     """Forks workers on request, in one thread. The forked processes are children of the agent (`holdfast.train.reaper`)."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, sources: Sources, before: Mapping[str, str]) -> None:
+        """`before`: the environment before the imports."""
+        self._channel, self._sources, self._before = channel, sources, before
+        names = (name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name))
+        self._changed = {name: os.environ.get(name) for name in names}  # None = removed
         self._agent = os.getppid()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # direct children exit immediately and are not waited for
 
@@ -240,6 +260,8 @@ class Template:
             message = protocol.decode(raw) if raw else {"type": "drain"}
             if message["type"] == "drain":
                 return None
+            if message["type"] == "check":
+                self._channel.send(protocol.encode("checked", changed=self._sources.changed()))
             if message["type"] == "fork" and (launch := self._fork(message, fds)) is not None:
                 return launch
 
@@ -259,7 +281,7 @@ class Template:
             fork_worker(link, self._agent, (control, stdout, stderr))
             return Launch(
                 entry=Entry(message["runs"], message["target"], tuple(message["args"]), message["cwd"]),
-                env=message["env"],
+                env=self._environment(message["env"]),
                 control=control,
                 stdout=stdout,
                 stderr=stderr,
@@ -267,6 +289,17 @@ class Template:
         link.close()
         _close(fds[1:])
         return None
+
+    def _environment(self, of_worker: Mapping[str, str]) -> dict[str, str]:
+        """Add what the imports have set, where the worker has the value that they have found: there they would do the same."""
+        environment = dict(of_worker)
+        for name, value in self._changed.items():
+            if environment.get(name) == self._before.get(name):
+                if value is None:
+                    environment.pop(name, None)
+                else:
+                    environment[name] = value
+        return environment
 
 
 def _close(fds: list[int]) -> None:

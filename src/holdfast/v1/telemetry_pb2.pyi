@@ -296,7 +296,7 @@ class WorkerError(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s", "observed", "submission")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s", "observed", "submission", "learned_start")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +314,7 @@ class WorkerExited(_message.Message):
     STEP_END_UPTIMES_S_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_START_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -331,7 +332,8 @@ class WorkerExited(_message.Message):
     step_end_uptimes_s: _containers.RepeatedScalarFieldContainer[float]
     observed: int
     submission: str
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ..., observed: _Optional[int] = ..., submission: _Optional[str] = ...) -> None: ...
+    learned_start: bool
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ..., observed: _Optional[int] = ..., submission: _Optional[str] = ..., learned_start: bool = ...) -> None: ...
 
 class KernelLine(_message.Message):
     __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")

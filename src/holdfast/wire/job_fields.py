@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.job import LEARN_IMPORTS
 
 NODES_MAX = 100_000
 WORKERS_MAX = 1_024  # per node
@@ -37,6 +38,26 @@ def module_name(text: str) -> str:
     if not all(part.isidentifier() for part in text.split(".")):
         raise ValueError("a module's dotted name, such as transformers.models.llama")
     return text
+
+
+NOT_LEARNED = "none"  # in `preload`: nothing is learned
+
+
+def preloaded(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the `preload` of a job from that of its file: modules are learned in addition, unless the file says otherwise."""
+    named = tuple(name for name in names if name not in (LEARN_IMPORTS, NOT_LEARNED))
+    return named if not names or NOT_LEARNED in names else (LEARN_IMPORTS, *named)
+
+
+def learned_or_not(names: list[str]) -> list[str]:
+    if LEARN_IMPORTS in names and NOT_LEARNED in names:
+        raise ValueError(f"either {LEARN_IMPORTS} or {NOT_LEARNED}")
+    return names
+
+
+def preload_body(preload: tuple[str, ...]) -> list[str]:
+    """The reverse of `preloaded`."""
+    return [*preload] if LEARN_IMPORTS in preload or not preload else [NOT_LEARNED, *preload]
 
 
 def preloaded_name(text: str) -> str:

@@ -25,6 +25,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from holdfast.domain.job import (
+    LEARN_IMPORTS,
     CheckpointSpec,
     ChecksSpec,
     HangSpec,
@@ -50,6 +51,7 @@ from holdfast.wire.job_fields import (
     Text,
     canonical,
     job_name,
+    learned_or_not,
     module_name,
     or_auto,
     parameter_name,
@@ -361,10 +363,13 @@ class JobFile(Section):
         list[Annotated[str, AfterValidator(preloaded_name)]],
         Field(
             max_length=ITEMS_MAX,
-            description="modules that the worker template imports ahead of time, and functions (module:function) that it calls",
+            description="`auto`: each node learns the installed modules that the script imports, and its worker template "
+            "imports them ahead of time. Names of modules, and of functions (module:function) that it calls, are in addition "
+            "to `auto`, unless `none` is among them. `[]` or `[none]` turns it off",
             examples=[["transformers.trainer", "mypkg.data:prepare"]],
         ),
-    ] = []
+        AfterValidator(learned_or_not),
+    ] = [LEARN_IMPORTS]
     nodes: Annotated[Count, Field(le=NODES_MAX, description="nodes that the full mesh needs", examples=[16])] = 1
     nproc_per_node: Annotated[
         Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs", examples=[8])

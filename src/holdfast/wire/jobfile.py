@@ -32,7 +32,7 @@ from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.wire import yamlfile
 from holdfast.wire.job_errors import Where, line_of, located, problem_of
-from holdfast.wire.job_fields import POLICY_CHARS_MAX, RANKS_MAX, shown_auto
+from holdfast.wire.job_fields import POLICY_CHARS_MAX, RANKS_MAX, preload_body, preloaded, shown_auto
 from holdfast.wire.job_sections import Checkpoint, JobFile, Policy, Section, policy_body
 from holdfast.wire.resume import parse as parse_resume
 from holdfast.wire.yamlfile import KeyPath, dotted
@@ -72,7 +72,7 @@ def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
             source.name: {"file": source.file} if source.file else {"command": source.command}
             for source in launch.env_from
         },
-        "preload": list(launch.preload),
+        "preload": preload_body(launch.preload),
         "nodes": spec.nodes,
         "nproc_per_node": spec.nproc_per_node,
         "mesh": dict(spec.mesh.dims),
@@ -175,7 +175,7 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
         args=tuple(job.args),
         cwd=path("cwd", job.cwd or ("" if job.script or base is None else "."), directory=True),
         env=tuple(job.env.items()),
-        preload=tuple(job.preload),
+        preload=preloaded(tuple(job.preload)),
         module=job.module,
         command=path("command", job.command) if "/" in job.command else job.command,
         env_from=tuple(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import time
@@ -17,7 +16,6 @@ from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import quickest, wait_until
 
-from holdfast.agent.workers.learned import Learned
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
@@ -103,22 +101,6 @@ while True:
 """
 
 REAPER = "holdfast-reaper"
-STANDARD = (
-    "cmd",
-    "pdb",
-    "imaplib",
-    "poplib",
-    "smtplib",
-    "mailbox",
-    "wave",
-    "colorsys",
-    "sched",
-    "shelve",
-    "dbm",
-    "tabnanny",
-    "turtle",
-)
-
 UNTIL_TOLD = """
 import os, sys, time
 while not os.path.exists(sys.argv[1]):
@@ -559,26 +541,6 @@ def test_a_prepare_function_that_fails_fails_the_start_and_is_named(agent: Agent
     answer = agent.plane.ask(PrepareTemplate("bad", launch))
     assert not answer.ok
     assert "mine:raises failed: ValueError: no such data set" in answer.reason
-
-
-def test_what_a_script_has_imported_is_there_when_it_starts_again(agent: Agent, tmp_path: Path) -> None:
-    """Installed packages, that is: here the last directory of the template's path stands for one."""
-    uses = "import os, sys\nprint('yaml' in sys.modules, flush=True)\nimport yaml\n"
-    path = script(tmp_path, "learns", uses + UNTIL_TOLD.replace("sys.argv[1]", f"{str(tmp_path / 'end')!r}"))
-    recorded = agent.directory / "learned"
-    learned = [f"yaml.{name}" for name in ("nodes", "error", "tokens", "events", "scanner", "reader")]
-    launch = LaunchSpec(path, preload=("auto",))
-    start_job(agent.plane, prepare_order("learns", path, preload=("auto",)))
-    (recorded / Learned(recorded).path(launch).name).write_text(json.dumps(["no.such", "yaml", *learned, *STANDARD]))
-    wait_until(
-        lambda: "'no.such':" in agent.log() or '"no.such":' in agent.log(),
-        description="a template with what was learned",
-    )
-    assert agent.plane.ask(Stop("learns", 1)).ok
-    (tmp_path / "end").touch()
-    start_job(agent.plane, prepare_order("learns", path, generation=2, preload=("auto",)))
-    assert wait_until(lambda: agent.worker_lines("learns", 2, 0), description="the script's line") == "True\n"
-    assert agent.worker_log("learns", 1, 0) == "False\n"
 
 
 def test_a_preloaded_pyarrow_starts_no_thread(agent: Agent, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.agent.workers.environment import Site, inherited_environment, start_environment, worker_environment
 from holdfast.agent.workers.errors import read_error_file
+from holdfast.agent.workers.learned import Imports
 from holdfast.agent.workers.logs import GENERATIONS_KEPT, TAIL_BYTES, TAIL_LINES, WorkerLogs, open_log, tail
 from holdfast.agent.workers.template import TemplateKey
 from holdfast.domain.errors import HoldfastError
@@ -152,7 +153,7 @@ def test_only_what_matters_at_import_needs_another_template() -> None:
     assert TemplateKey.of("/a", ("model",), {}, inherited) == TemplateKey(("model",), ("/a",))
     prepares = TemplateKey.of("/a", ("data:prepare",), {"LR": "1", "PYTHONPATH": "/lib"}, inherited)
     assert prepares.env == (("LR", "1"),), "a prepare function sees what the job sets"
-    learned = TemplateKey.of("/a", (), {"LR": "1", "PYTHONPATH": "/lib"}, inherited, ("yaml",))
-    assert learned == TemplateKey(env=(("LR", "1"),), learned=("yaml",)), (
+    learned = TemplateKey.of("/a", (), {"LR": "1", "PYTHONPATH": "/lib"}, inherited, Imports(("yaml",)))
+    assert learned == TemplateKey(env=(("LR", "1"),), learned=Imports(("yaml",))), (
         "modules that nobody named see the whole environment"
     )

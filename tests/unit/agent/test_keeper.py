@@ -106,3 +106,34 @@ async def test_one_that_keeps_dying_is_said_until_a_successor_lasts(
         assert keeper.failure == "", "the first in a row again"
         keeper.close()
         tasks.cancel_scope.cancel()
+
+
+async def test_one_with_learned_modules_is_not_started_again(templates: list[FakeTemplate], tmp_path: Path) -> None:
+    """Nothing needs it, and what killed it may be what it has imported."""
+    async with anyio.create_task_group() as tasks:
+        keeper = TemplateKeeper(tasks, tmp_path, {}, lambda: None, restarts=False)
+        await keeper.ensure(KEY)
+        templates[-1].dies()
+        await anyio.sleep(60.0)
+        assert (len(templates), keeper.ready) == (1, False)
+        await keeper.ensure(KEY)
+        assert keeper.serves(KEY), "when it is needed"
+        keeper.close()
+        tasks.cancel_scope.cancel()
+
+
+async def test_one_whose_files_have_changed_is_replaced(templates: list[FakeTemplate], tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        keeper = TemplateKeeper(tasks, tmp_path, {}, lambda: None)
+        old = await keeper.ensure(KEY)
+        new = await keeper.renewed(old)
+        assert new is not old
+        assert keeper.serves(KEY)
+        await anyio.sleep(5.0)
+        assert len(templates) == 2, "the old one has ended, and has no successor"
+        assert await keeper.ensure(KEY) is new
+        await keeper.end()
+        await anyio.sleep(60.0)
+        assert (len(templates), keeper.ready) == (2, False)
+        keeper.close()
+        tasks.cancel_scope.cancel()

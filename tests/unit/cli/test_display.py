@@ -222,6 +222,11 @@ def test_event_lines(seen: dict[str, Any], line: str) -> None:
     assert Text.from_markup(describe(seen), emoji=False).plain == line
 
 
+def test_slow_imports_of_a_job_that_learns_them_are_explained_in_its_log() -> None:
+    slow = incident("resolved", first_step_at=25.0, phases_s={"script": 13.42})
+    assert describe(slow, learns=True).endswith("called holdfast.train: if that recurs, the log of rank 0 says why")
+
+
 @pytest.mark.parametrize(
     ("step", "end"), [(None, "all ranks running again"), (0, "all ranks running again"), (7, "first step")]
 )

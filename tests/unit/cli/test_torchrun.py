@@ -127,9 +127,24 @@ def test_modules_and_variables(recorder: Recorder) -> None:
     spec = spec_of(
         recorder, "--preload", "a.b, c", "--preload=d", "--env", "MODE=fast", "--env-from", "K=file:k", "train.py"
     )
-    assert spec.launch.preload == ("a.b", "c", "d")
+    assert spec.launch.preload == ("auto", "a.b", "c", "d")
     assert spec.launch.env == (("MODE", "fast"),)
     assert spec.launch.env_from[0].file == "k"
+
+
+@pytest.mark.parametrize(
+    ("flags", "preload"),
+    [
+        ((), ("auto",)),
+        (("--preload", "none"), ()),
+        (("--preload", "none,a.b"), ("a.b",)),
+        (("--preload", "auto,a.b"), ("auto", "a.b")),
+    ],
+)
+def test_modules_are_learned_unless_that_is_turned_off(
+    recorder: Recorder, flags: tuple[str, ...], preload: tuple[str, ...]
+) -> None:
+    assert spec_of(recorder, *flags, "train.py").launch.preload == preload
 
 
 def test_a_range_of_nodes_is_a_range_of_replicas(recorder: Recorder) -> None:

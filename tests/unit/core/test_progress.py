@@ -10,9 +10,9 @@ from holdfast.domain.orders import Prepare, RanksStepping
 from holdfast.supervisor.protocol import JobPhase
 
 
-def crash(fleet: Fleet, *, observed_steps: int = 0) -> None:
+def crash(fleet: Fleet, *, observed_steps: int = 0, error_class: str = "") -> None:
     """A rank crashes; nobody is suspect."""
-    fleet.find(FindingKind.WORKER_CRASH, "", rank=1, observed_steps=observed_steps)
+    fleet.find(FindingKind.WORKER_CRASH, "", rank=1, observed_steps=observed_steps, error_class=error_class)
 
 
 def start(fleet: Fleet, *, steps: int) -> None:
@@ -240,4 +240,19 @@ def test_starts_without_observed_steps_count_from_the_last_start_with_some() -> 
     fleet.answer_orders()
     fleet.step_all(0)
     crash(fleet)
+    assert fleet.job.phase is JobPhase.FAILED
+
+
+def test_a_failed_start_with_learned_modules_is_not_the_scripts_but_the_number_of_such_starts_is_limited() -> None:
+    fleet = running(job(dp=2), saved=10)
+    crash(fleet)
+    for _ in range(4):
+        start(fleet, steps=0)
+        crash(fleet, error_class="learned_start")
+    assert fleet.job.progress.restarts_without_progress == 0
+    assert not fleet.job.phase.finished
+    for _ in range(9):
+        if fleet.orders(Prepare):
+            start(fleet, steps=0)
+            crash(fleet, error_class="learned_start")
     assert fleet.job.phase is JobPhase.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,23 @@ def test_rules(error: WorkerError | None, context: Context, expected: Who) -> No
     judged = blame(exit_, context)
     assert judged.who is expected
     assert judged.why
+
+
+def test_a_start_with_learned_modules_says_nothing_of_the_script() -> None:
+    exit_ = replace(Fleet().exit_of(0, error=BUG), learned_start=True)
+    judged = blame(exit_, Context(tries=2, nodes=2, before_first_step=True, early=True))
+    assert (judged.who, judged.error) == (Who.UNKNOWN, ErrorClass.LEARNED_START)
+    assert blame(exit_, Context(hardware="Xid 79")).who is Who.HARDWARE
+
+
+def test_the_first_failure_without_learned_modules_is_the_first_try() -> None:
+    fleet = Fleet()
+    kinds = []
+    for generation, learned_start in enumerate((True, False, False), 1):
+        fleet.start(generation)
+        fleet.exits(0, error=BUG, learned_start=learned_start)
+        kinds.append(fleet.found[-1].kind)
+    assert kinds == [FindingKind.WORKER_EXCEPTION, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION]
 
 
 # ---------------------------------------------------------------- what other jobs on the node say

@@ -249,5 +249,7 @@ def _slow_imports(incident: Mapping[str, Any], learns: bool) -> str:
     script_s = (incident.get("phases_s") or {}).get("script", 0.0)
     if script_s < SLOW_IMPORTS_S:
         return ""
-    advice = "" if learns else r": `preload: \[auto]` loads its imports ahead"
+    advice = (
+        ": if that recurs, the log of rank 0 says why" if learns else r": `preload: \[auto]` loads its imports ahead"
+    )
     return f", {script_s:.1f} s of it until the script called holdfast.train{advice}"

@@ -36,7 +36,7 @@ LINES = (
     ("#   interval_steps: auto", "or a number of steps"),
     ("#   store: gs://bucket/prefix", "or file:///mnt/shared; survives the loss of all nodes"),
     ("# policy: policy.py", "the action for each incident; without it the default policy decides"),
-    ("# preload: [auto]", "import the script's modules ahead of time: faster restarts"),
+    ("# preload: []", "do not learn which modules the script imports; a restart then waits for them"),
     ("# env: {{NCCL_DEBUG: WARN}}", "of every worker; stored and shown. For secrets: env_from"),
 )
 COMMENT_COLUMN = 32

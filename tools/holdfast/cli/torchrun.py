@@ -29,7 +29,8 @@ Preload = Annotated[
     typer.Option(
         "--preload",
         help="Modules that the worker template imports ahead of time, and functions (module:function) that it calls, separated "
-        "by commas: restarts do not wait for them.",
+        "by commas: restarts do not wait for them. The modules that the script imports are learned in addition; none turns "
+        "that off.",
         show_default=False,
     ),
 ]

@@ -571,7 +571,9 @@ export interface components {
              */
             pool: string;
             /**
-             * @default []
+             * @default [
+             *       "auto"
+             *     ]
              * @example [
              *       "transformers.trainer",
              *       "mypkg.data:prepare"

@@ -29,6 +29,7 @@ from holdfast.domain.signals import (
 
 # How long the report of first steps waits for the last `started` note, which may have been dropped.
 STARTED_NOTE_GRACE_S = 0.05
+BLIND_START_S = 300.0  # a script whose steps are not known has started well if it has run for so long
 
 
 @dataclass(slots=True)
@@ -47,6 +48,9 @@ class LocalGeneration:
     stopping: bool = False
     misses: Misses = field(default_factory=Misses)
     uid: int | None = None  # of the workers; None = the agent's
+    has_learned: bool = False  # its workers are forked from a template with modules that earlier workers have imported
+    start_note: str = ""  # for the log of the ranks: why they are not, although they could be
+    judged: bool = False  # whether its start went well is known, and was told (`Templates.judge`)
     _unheard_until: float = 0.0
 
     @property
@@ -72,6 +76,16 @@ class LocalGeneration:
         """Workers that have ended by themselves with exit code 0."""
         ended = (worker for worker in self.workers.values() if not worker.alive and not worker.expected)
         return [worker for worker in ended if worker.exit is not None and worker.exit.exit_code == 0]
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a rank has reported a step, or an optimizer step was observed in every rank."""
+        return self.progress is not None and (self.progress.has_stepped or self.progress.observed[0] > 0)
+
+    def has_stepped_or_lasted(self, at: float) -> bool:
+        """Whether the start went well, as far as that can be known of this script."""
+        lasted = self.stepping_reported and self.started_at is not None and at - self.started_at >= BLIND_START_S
+        return self.has_stepped or lasted
 
     @property
     def submission(self) -> str:
@@ -238,6 +252,7 @@ class LocalGeneration:
             uptime_s=how.uptime_s - (how.at - at),
             step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
             observed=self.progress.observed_of(identity.rank) if self.progress is not None else 0,
+            learned_start=self.has_learned and not ended_from_outside(how) and not self.has_stepped_or_lasted(at),
             submission=self.submission,
         )
 
@@ -263,6 +278,11 @@ class LocalGeneration:
         if self.master is not None:
             self.master.close()
             self.master = None
+
+
+def ended_from_outside(how: Exit) -> bool:
+    """Whether a POSIX signal ended the worker that an operator or another program sends, and no failing process."""
+    return how.signal in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def reserve_port() -> socket.socket:

@@ -32,9 +32,12 @@ class TemplateKeeper:
         environment: Mapping[str, str],
         on_change: Callable[[], None],
         user: TrainingUser | None = None,
+        *,
+        restarts: bool = True,
     ) -> None:
-        """`on_change` is called when `key`, `ready` or `failure` may have changed. `user`: as of `Template`."""
-        self._user = user
+        """`on_change` is called when `key`, `ready` or `failure` may have changed. `user`: as of `Template`. `restarts`: a
+        template that exits is started again."""
+        self._user, self._restarts = user, restarts
         self._on_change = on_change
         self.key: TemplateKey | None = None  # of the current template, also while its successor is starting
         self.failure = ""  # why there is no template, after `DEATHS_MAX` exits in a row
@@ -84,9 +87,23 @@ class TemplateKeeper:
                 self.key, self._deaths, self.failure = key, 0, ""
             self._on_change()
             if previous is not None and previous.usable:
-                self._templates.pop(previous.key, None)
+                if self._templates.get(previous.key) is previous:
+                    del self._templates[previous.key]
                 await previous.drain()
         return template
+
+    async def renewed(self, template: Template) -> Template:
+        """Return a new template in place of this one, as `ensure` does."""
+        if self._templates.get(template.key) is template:
+            del self._templates[template.key]
+        return await self.ensure(template.key)
+
+    async def end(self) -> None:
+        """Let the current template end, and start no other before the next `ensure`."""
+        current, self._current = self._current, None
+        if current is not None:
+            self._templates.pop(current.key, None)
+            await current.drain()
 
     async def _shielded_host(self, template: Template) -> None:
         """Run a template until `close`, so that an order in progress at the agent's end can still use it."""
@@ -107,6 +124,11 @@ class TemplateKeeper:
             if self._current is not template:
                 return  # replaced, or never ready; `ensure` has raised the reason
             self._current = None
+            if not self._restarts:
+                log.warning(
+                    "worker template exited, and is not started again", pid=template.pid, reason=template.failure
+                )
+                return
             log.error("worker template exited", pid=template.pid, reason=template.failure)
             if anyio.current_time() - began >= SETTLED_S:
                 self._deaths, self.failure = 0, ""

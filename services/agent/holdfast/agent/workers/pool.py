@@ -19,7 +19,7 @@ from holdfast.agent.workers.doorkeeper import Doorkeeper
 from holdfast.agent.workers.entry import Entry, entry_of
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
 from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
-from holdfast.agent.workers.generation import LocalGeneration, reserve_port
+from holdfast.agent.workers.generation import LocalGeneration, ended_from_outside, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, cut
 from holdfast.agent.workers.logs import WorkerLogs, open_log
@@ -39,7 +39,8 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.notes import MissedNote, Note
 from holdfast.domain.orders import Prepare, RanksStarted, Report, StepReached
 from holdfast.domain.replication import StagedShard
-from holdfast.domain.signals import KernelEvent, KernelLine, NodeSignal
+from holdfast.domain.signals import KernelEvent, KernelLine, NodeSignal, WorkerExited
+from holdfast.domain.template import PROGRAM
 from holdfast.runtime import freeze
 from holdfast.runtime.service import guarded
 
@@ -160,7 +161,7 @@ class WorkerPool:
                 if launch.env_from
                 else {}
             )
-            template = await self._templates.of(order.job, launch)
+            template = await self._templates.for_start(generation)
             # a reaper forks its worker while the template forks the next one
             async with anyio.create_task_group() as forks:
                 for local_rank in range(order.placement.nproc):
@@ -351,6 +352,8 @@ class WorkerPool:
         if (stepping := generation.stepping(time.time(), self._assume_started_after_s)) is not None:
             self._report(stepping)
             tracing.stepped(generation, stepping.at)
+        if generation.has_stepped:
+            self._templates.judge(generation, time.time())
 
     # ------------------------------------------------------------------ scripts with nvidia-resiliency-ext's client
 
@@ -408,13 +411,14 @@ class WorkerPool:
         generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         make_places(self.site, order.job, local_rank)
         environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited, secrets)
-        if local_rank == 0 and (imports := self._templates.imports_file(order.launch)) is not None:
+        records = local_rank == 0 and entry.kind != PROGRAM
+        if records and (imports := self._templates.imports_file(order.launch)) is not None:
             environment[worker_protocol.ENV_IMPORTS] = str(imports)
         log_fd = open_log(identity.log_path)
         try:
             if self.site.user is not None:  # so that a script can open /dev/stdout; the directory is closed to it
                 os.fchown(log_fd, self.site.user.uid, self.site.user.gid)
-            for note in _notes(entry, template, order.launch):
+            for note in _notes(entry, template, generation):
                 os.write(log_fd, f"holdfast: {note}\n".encode(errors="replace"))
             worker = await Worker.launch(template, identity, entry=entry, env=environment, log_fd=log_fd)
         finally:
@@ -433,7 +437,10 @@ class WorkerPool:
                 self.worker_set.add_ended(worker, how)
             self._emit_unsent_steps(generation)
             self._emit_memory_kill(worker, how)
-            self._emit(generation.exited(worker, how))
+            exited = generation.exited(worker, how)
+            self._emit(exited)
+            if not worker.expected and how.exit_code != 0 and not ended_from_outside(how):
+                self._templates.judge(generation, time.time(), _failure(exited))
             if (finished := generation.finished()) is not None:
                 self._report(finished)
                 self._report_stopped(generation, finished=True)
@@ -471,6 +478,8 @@ class WorkerPool:
     def _report_stopped(self, generation: LocalGeneration, *, finished: bool = False) -> None:
         if not generation.stopping:
             self._emit_unsent_steps(generation)
+            if not finished:
+                self._templates.judge(generation, time.time())
         if (stopped := generation.stop(time.time(), finished=finished)) is not None:
             self._emit(stopped)
 
@@ -512,7 +521,7 @@ class WorkerPool:
         while True:
             await anyio.sleep(CHECK_INTERVAL_S)
             active = (each for each in self._generations.values() if each.started_at is not None and not each.stopping)
-            self._templates.learn(each.order.launch for each in active)
+            self._templates.learn(active)
             self._bound_logs()
 
     def _bound_logs(self) -> None:
@@ -541,9 +550,13 @@ def _save(at_step: int, leaving: str) -> dict[str, int | str]:
     return {"at_step": at_step} | ({"leaving": leaving} if leaving else {})
 
 
-def _notes(entry: Entry, template: Template, launch: LaunchSpec) -> list[str]:
+def _failure(exit_: WorkerExited) -> str:
+    how = f"exited with code {exit_.exit_code}" if exit_.signal is None else f"was ended by signal {exit_.signal}"
+    return f"rank {exit_.rank} raised {exit_.error.type}" if exit_.error is not None else f"rank {exit_.rank} {how}"
+
+
+def _notes(entry: Entry, template: Template, generation: LocalGeneration) -> list[str]:
     """Return notes for the user about the start of this worker. Only modules that the job names are mentioned."""
-    left_out = [
-        f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in launch.preload
-    ]
-    return [entry.note, *left_out] if entry.note else left_out
+    named = generation.order.launch.preload
+    left_out = [f"not preloaded: {name}, because {why}" for name, why in template.left_out.items() if name in named]
+    return [note for note in (entry.note, generation.start_note, *left_out) if note]

@@ -16,6 +16,7 @@ import anyio
 import structlog
 
 from holdfast.agent.workers.forked import Forked, refuse_foreign
+from holdfast.agent.workers.learned import Imports
 from holdfast.agent.workers.logs import last_words, open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
@@ -40,8 +41,7 @@ class TemplateKey:
     preload: tuple[str, ...] = ()
     path: tuple[str, ...] = ()  # where to look for them first
     env: tuple[tuple[str, str], ...] = ()
-    # modules that earlier workers have imported; those that may be are imported, after `preload`
-    learned: tuple[str, ...] = ()
+    learned: Imports | None = None  # what earlier workers have imported; what may be is imported, after `preload`
 
     @classmethod
     def of(
@@ -50,11 +50,11 @@ class TemplateKey:
         preload: tuple[str, ...],
         env: Mapping[str, str],
         inherited: Mapping[str, str],
-        learned: tuple[str, ...] = (),
+        learned: Imports | None = None,
     ) -> TemplateKey:
         """The template for a job; modules in `directory` can be preloaded. Variables that equal
         `inherited` are not part of the key."""
-        sees_all = bool(learned) or any(":" in name for name in preload)  # prepare functions are code of the job
+        sees_all = learned is not None or any(":" in name for name in preload)  # prepare functions are code of the job
         differing = {
             name: value
             for name, value in env.items()
@@ -79,7 +79,9 @@ class Template:
         self._log_path = log_path
         self._ready = anyio.Event()
         self._draining = False
-        self._sending = anyio.Lock()
+        self._sending, self._checking = anyio.Lock(), anyio.Lock()
+        self._checked = anyio.Event()
+        self._changed = ""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         with closing(theirs):
@@ -151,6 +153,18 @@ class Template:
         why = message.get("reason", "this process has no free file descriptors for it")
         raise Unavailable(f"the worker template could not fork: {why}")
 
+    async def changed(self) -> str:
+        """Return why workers must not be forked from it: a file of what it has imported has changed since. Empty = none has.
+        Raises `Unavailable`."""
+        async with self._checking:
+            self._checked, self._changed = anyio.Event(), "it does not answer"
+            await self._send(protocol.encode("check"))
+            with freeze.patience(FORK_TIMEOUT_S):
+                await self._checked.wait()
+            if self.failure:
+                raise Unavailable(f"the worker template cannot serve: {self.failure}")
+            return self._changed
+
     async def drain(self) -> None:
         """Let the template exit without further forks; its workers continue."""
         if not self._draining and not self.failure:
@@ -194,19 +208,24 @@ class Template:
                     self.left_out = {str(name): str(why) for name, why in left_out.items()}
                 log.info(
                     "worker template ready",
-                    learned=len(self.key.learned),
+                    learned=len(self.key.learned.modules) if self.key.learned else 0,
                     left_out=dict(self.left_out),
                     pid=self.pid,
                     preload=self.key.preload,
                     import_s=_rounded(message.get("import_s")),
                 )
                 self._ready.set()
+            case "checked":
+                changed = str(message.get("changed") or "")
+                self._changed = changed and f"the file of {changed} has changed since it was imported"
+                self._checked.set()
             case "failed":
                 self._fail(str(message.get("reason")))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._ready.set()
+        self._checked.set()
 
     def _end_reason(self, code: int) -> str:
         if self._draining:
@@ -249,7 +268,13 @@ def _spawn(
     user: TrainingUser | None,
 ) -> Child:
     output = open_log(log_path)
+    learned: list[int] = []
     try:
+        if key.learned is not None:
+            learned.append(os.memfd_create("learned"))
+            content = {"modules": key.learned.modules, "variables": dict(key.learned.variables)}
+            with os.fdopen(os.dup(learned[0]), "w") as file:
+                json.dump(content, file)
         return spawn(
             "template",
             [sys.executable, "-m", "holdfast.train.template"],
@@ -260,13 +285,14 @@ def _spawn(
                 protocol.ENV_SOCKET_FD: str(channel.fileno()),
                 protocol.ENV_PRELOAD: json.dumps(key.preload),
                 protocol.ENV_PATH: json.dumps(key.path),
-                protocol.ENV_LEARNED: json.dumps(key.learned),
+                **({protocol.ENV_LEARNED_FD: str(learned[0])} if learned else {}),
             },
             output=output,
-            pass_fds=(channel.fileno(),),
+            pass_fds=(channel.fileno(), *learned),
             user=user,
         )
     except OSError as error:
         raise HoldfastError(f"the worker template cannot be started: {error}") from error
     finally:
-        os.close(output)
+        for fd in (output, *learned):
+            os.close(fd)

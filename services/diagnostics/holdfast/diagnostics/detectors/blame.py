@@ -3,7 +3,8 @@
 The first rule that matches decides. Sources are ByteRobust (SOSP'25) and the restart policies of NVRx and NVSentinel:
 
 1. a hardware finding on the same node within a minute of the failure, and since the first start of the job: hardware, whatever
-the exception is; 2. at the job's first start, before its first step, the command line was refused or the script could not be
+the exception is; a failure of a start with learned modules, before its first step: not known, since the next start has none;
+2. at the job's first start, before its first step, the command line was refused or the script could not be
 loaded, and all ranks are on this node or two nodes have shown it: the user's; 3. the kernel ran out of memory on the node, or
 the exception is about memory: an error class of its own, the user's if it repeats; 4. an error that broken hardware raises as
 well (an illegal address, an ECC error; not the assertion of a kernel): the user's if it was seen on two nodes; hardware if two
@@ -116,6 +117,9 @@ def _attribute(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=bool(context.host_oom))
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")
+    if exit_.learned_start:
+        learned = "its imports were loaded ahead of time (preload: auto), and the next start does not load them"
+        return Blame(Who.UNKNOWN, ErrorClass.LEARNED_START, learned)
     if context.first_start and (context.alone or context.nodes > 1) and is_usage(exit_):
         return Blame(Who.USER, ErrorClass.USAGE, "its command line or its code is wrong")
     if error in (ErrorClass.DEVICE_OOM, ErrorClass.HOST_OOM, ErrorClass.NAN) and context.tries > 1:

@@ -30,6 +30,8 @@ class ErrorClass(StrEnum):
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
     USAGE = "usage"  # the script has not begun: a wrong command line, or code that cannot be loaded
+    # Of any kind, in a start from a template with learned modules: the next one has none.
+    LEARNED_START = "learned_start"
 
 
 # Neither caused by the script nor avoidable by other code: temporary, or repaired by an operator.

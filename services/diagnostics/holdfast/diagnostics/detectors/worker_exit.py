@@ -294,6 +294,8 @@ class WorkerExit:
     ) -> repeated_exception.Failure | None:
         """Count the occurrences of this exception, signal or exit code; None for collective errors and external signals."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
+        if exit_.learned_start:  # says nothing about the script: the next start differs
+            return None
         if not fingerprint or (cause is not Cause.OWN and not is_clean(exit_)):
             return None
         known = state.failures.get(exit_.job, {})

@@ -10,7 +10,7 @@ needed every rank, and the reports of others may be lost. Where ranks do not wai
 Three counters follow from this. The policy ends a job by any of them:
 
 * `restarts_without_progress`: worker faults in a row in generations that did not progress. A fault of prepared workers before
-  the start does not count: the script has not run in them.
+  the start does not count: the script has not run in them. Neither does one of class `LEARNED_START`: the next start differs.
 * `restarts_without_advance`: worker faults since the job last passed its furthest step since the step that it restored. It
   grows if the same few steps are repeated again and again. It starts at 0 with every start from another step, so it cannot
   grow while checkpoints advance.
@@ -33,6 +33,9 @@ FIRST_START_S = 3600.0
 LATER_START_S = 600.0  # at least this long afterwards; a first start that takes longer is a warning
 # a start may take this many times as long as the longest one so far: caches may be cold, and storage slow
 START_FACTOR = 2.0
+
+# The error class of a failure before the first step, in a start with learned modules. The next start has none.
+LEARNED_START = "learned_start"
 
 FIRST_MESSAGE_S = 300.0  # a script that is known to report steps may import and load data for so long before it says so
 
@@ -137,7 +140,8 @@ def count_fault(turn: Turn, name: str, generation: int, attribution: Attribution
     else:
         known = job.progress
         is_prepared = job.running is not None and generation > job.running.number
-        without_progress = known.restarts_without_progress + (not is_prepared)
+        is_the_scripts = not is_prepared and error_class != LEARNED_START
+        without_progress = known.restarts_without_progress + is_the_scripts
         turn.put_progress(
             name,
             restarts_without_progress=0 if has_progressed else without_progress,
