@@ -90,7 +90,7 @@ from holdfast.supervisor.protocol import (
     node_reported,
 )
 from holdfast.supervisor.published import Published
-from holdfast.supervisor.timers import Timer
+from holdfast.supervisor.timers import RetentionDue, Timer
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import records
 from holdfast.wire.control import (
@@ -116,6 +116,7 @@ _T0 = 1_700_000_000.0
 _ATTEMPT = 1000
 _SAVED = 50  # the step that is saved when the benchmark begins
 _LEASE_S = 1e6
+_JUDGED = 10  # further steps after a save, whose losses verify it
 _SEED = 7
 WAITING = 256  # reports that accumulate while the log writes the previous ones
 STEPPING = 2500  # heartbeats with first steps that accumulate during a commit
@@ -435,7 +436,9 @@ async def save(leader: Leader, agents: Agents, step: int, rng: random.Random, ke
     await leader.hear(told)
     await leader.work()
     assert leader.job.checkpoints.step == step
-    await leader.wait(leader.folder.state.config.retention_s + 0.1)
+    await leader.put(STEPS, _steps(generation, step + _JUDGED, leader.now))
+    await leader.work()
+    await leader.wait(leader.timers[RetentionDue(JOB)] - leader.now)
     assert leader.job.checkpoints.saved_by_all == (generation.attempt, step)
     return leader.spent
 
@@ -504,7 +507,7 @@ async def measure(nodes: int, url: str | None) -> dict[str, Any]:
     saved = await save(leader, agents, 60, rng)
     load_s, snapshot_bytes = await start(log, lease, leader.now)
     collect_at_rest()
-    beside = await save(leader, agents, 70, rng, kept=[60])
+    beside = await save(leader, agents, 80, rng, kept=[60])
     result = {
         "incident_cpu_s": round(sum(incident.seconds.values()), 3),
         "save_cpu_s": round(sum(saved.seconds.values()), 3),

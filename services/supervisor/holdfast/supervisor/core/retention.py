@@ -6,7 +6,8 @@ disk and on a peer, is sent to every node that holds shards of the job: nodes ke
 While the state is known to be corrupt or in doubt, no step after the last verified one is sent: a restart needs an older one.
 
 This is a notification, not an order. If it is lost, late or repeated, or if the supervisor is unavailable, nodes keep more than
-necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job.
+necessary, never less. It is computed once per `retention_s` and save, from all inventories of the job, and not before the
+newest step is verified if the script reports its loss.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from holdfast.supervisor.timers import RetentionDue
 
 
 def expect(turn: Turn, name: str) -> None:
-    """A newer step is being copied: check soon which step all nodes have."""
+    """A newer step is being copied: check which step all nodes have, when it is also verified. An earlier check stands."""
     if (timer := RetentionDue(name)) not in turn.timers:
-        turn.set_timer(timer, turn.at + turn.config.retention_s)
+        job = turn.jobs[name]
+        missing = job.checkpoints.step - _verified_step(turn, job)  # steps
+        verified_s = missing * job.progress.seconds_per_step if missing > 0 else 0.0
+        turn.set_timer(timer, turn.at + max(turn.config.retention_s, verified_s))
 
 
 def review(turn: Turn, name: str) -> None:
