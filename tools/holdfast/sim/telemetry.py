@@ -294,7 +294,7 @@ class Telemetry:
             order.generation,
             ranks,
             (step,) * count,
-            (Phase.STEP if stepped else Phase.COMPILE,) * count,
+            (Phase.STEP,) * count,  # also in the first step, which takes the longest
             (reported.first_at + agent.clock.ahead_s if stepped else reported.began_at + agent.clock.ahead_s,) * count,
             states,
             (CPU_S * step,) * count,
