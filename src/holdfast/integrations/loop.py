@@ -8,6 +8,7 @@ defer the same saves, because their loaders have the same length. A save that wa
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ class Position(Protocol):
         ...
 
 
-class LoopRun:
+class LoopRun(ABC):
     """An `hf.Run` for a user's own loop over epochs and batches. `run` is the run itself."""
 
     def __init__(self, run: hf.Run, data: Position) -> None:
@@ -37,9 +38,9 @@ class LoopRun:
         data.on_epoch = self._save_deferred
         run.on_finish(self._save_deferred)
 
+    @abstractmethod
     def _given_state(self) -> Mapping[str, Any]:
         """The state of the run, for its checkpoints."""
-        raise NotImplementedError
 
     def _save(self) -> None:
         """Save at the end of a step if a save is due."""

@@ -13,6 +13,8 @@ ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one
 
 ROOM_ADVICE = "raise Redis' maxmemory, or delete other data from this Redis"
 
+PRIMARY_ADVICE = "name the primary in HOLDFAST_REDIS_URL"
+
 SPACE_ADVICE = "free space on its disk, and see its log"
 
 EVICTION_ADVICE = "set maxmemory-policy noeviction, in its configuration too"
@@ -42,7 +44,7 @@ def require_data(server: Mapping[str, Any], address: str) -> None:
 def risks(info: Mapping[str, Any]) -> Iterator[Risk]:
     """Why a Redis with this INFO refuses writes, or can lose data."""
     if info.get("role") == "slave":
-        yield Risk("it is a replica, and refuses writes", "name the primary in HOLDFAST_REDIS_URL")
+        yield Risk("it is a replica, and refuses writes", PRIMARY_ADVICE)
     for what, field in (
         ("write to its append-only file", "aof_last_write_status"),
         ("snapshot", "rdb_last_bgsave_status"),

@@ -11,12 +11,13 @@ import re
 from redis import exceptions
 
 from holdfast.domain.errors import HoldfastError, RedisAway, Unavailable
+from holdfast.log.durability import PRIMARY_ADVICE, SPACE_ADVICE
 
 # The server answers but does not serve now → what to do.
-_REPLICA = "it is a replica: name the primary in HOLDFAST_REDIS_URL"
+_REPLICA = f"it is a replica: {PRIMARY_ADVICE}"
 _RIGHTS = "its user lacks a right: docs/security.md has the users of Redis"
 _REFUSALS = {
-    "MISCONF": "it cannot save its data: free space on its disk, and see its log",
+    "MISCONF": f"it cannot save its data: {SPACE_ADVICE}",
     "READONLY": _REPLICA,
     "UNBLOCKED": _REPLICA,  # it became one during a blocked read
     "LOADING": "it reads its data after a start: wait until it has",

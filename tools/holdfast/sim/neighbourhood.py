@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.domain.orders import RanksStepping, Report
@@ -18,7 +19,7 @@ from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation, World
 
 
-class Neighbourhood:
+class Neighbourhood(ABC):
     """The part of `agent.Surroundings` that worlds have in common. Without changes, no machine needs a reset or a boot."""
 
     world: World
@@ -29,8 +30,8 @@ class Neighbourhood:
     store: Store | None = None
     sharded = False  # over dp
 
-    def trainings(self) -> Iterable[Training]:
-        raise NotImplementedError
+    @abstractmethod
+    def trainings(self) -> Iterable[Training]: ...
 
     def workers_changed(self, agent: Agent) -> None:
         self.truth.changed(agent)

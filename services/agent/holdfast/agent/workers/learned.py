@@ -39,9 +39,8 @@ class Imports:
 
     modules: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()  # package → time and size of its file
-    variables: tuple[
-        tuple[str, str], ...
-    ] = ()  # environment variable that the script has set → fingerprint of its value
+    # Environment variable that the script has set → fingerprint of its value.
+    variables: tuple[tuple[str, str], ...] = ()
 
     def differ(self, known: Imports) -> bool:
         """Whether a template with the modules `known` does not suffice. Fewer than `MORE_MIN` new modules do not count."""
