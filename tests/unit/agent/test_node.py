@@ -123,14 +123,20 @@ class FakePool:
     def start(self, job: str, number: int, master: tuple[str, int], staged: tuple[StagedShard, ...]) -> None:
         self.started[number] = staged
 
-    def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
+    def ranks(self, job: str, number: int) -> FakePool:
+        return self
+
+    def save(self, at_step: int, leaving: str = "") -> None:
         self.done.append(f"save {at_step}")
 
-    async def agree_on_save(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
+    async def agree_on_save(self, at_step: int, leaving: str = "") -> None:
         self.done.append(f"agree on {at_step}")
 
-    def end_agreement(self, job: str, number: int, at_step: int, leaving: str = "", *, void: bool) -> None:
-        self.done.append(f"{'void' if void else 'agreed'} {at_step}")
+    def save_as_agreed(self, at_step: int, leaving: str = "") -> None:
+        self.done.append(f"agreed {at_step}")
+
+    def do_not_save(self, at_step: int) -> None:
+        self.done.append(f"void {at_step}")
 
     def generations(self, job: str) -> tuple[int, ...]:
         return tuple(sorted(self.alive))

@@ -97,7 +97,7 @@ class Node:
                 return Outcome()
             case orders.SetInterval():
                 self._generations.refuse_older(order.job, order.generation)
-                self._pool.set_interval(order.job, order.generation, order.from_step, order.interval_steps)
+                self._pool.ranks(order.job, order.generation).set_interval(order.from_step, order.interval_steps)
                 return Outcome()
             case orders.Prune():
                 await self._replicator.prune(PruneSteps(order.job, order.steps))
@@ -119,19 +119,19 @@ class Node:
         job, number, at_step = order.job, order.generation, order.at_step
         match order.stage:
             case orders.SaveStage.PROPOSED:
-                await self._pool.agree_on_save(job, number, at_step, order.leaving)
+                await self._pool.ranks(job, number).agree_on_save(at_step, order.leaving)
                 return
             case orders.SaveStage.VOID:
-                self._pool.end_agreement(job, number, at_step, void=True)
+                self._pool.ranks(job, number).do_not_save(at_step)
                 return
         if order.to_object_store:
             await self._replicator.archive(UploadNow(job, number, at_step))
         if order.to_object_store and number not in self._pool.generations(job):
             return  # the workers have already saved this step and ended
         if order.stage == orders.SaveStage.AGREED:
-            self._pool.end_agreement(job, number, at_step, order.leaving, void=False)
+            self._pool.ranks(job, number).save_as_agreed(at_step, order.leaving)
         else:
-            self._pool.checkpoint_now(job, number, at_step, order.leaving)
+            self._pool.ranks(job, number).save(at_step, order.leaving)
 
     # ------------------------------------------------------------------ prepare
 

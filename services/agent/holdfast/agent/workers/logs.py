@@ -15,12 +15,16 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import structlog
+
 from holdfast.agent.workers.errors import read_error_file
-from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, Limit, limit_here
+from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, Limit, cut, limit_here
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.rank_reads import ERRORS_MAX, RaisedError
 from holdfast.domain.worker import TORCH_SERVER_LINE
 from holdfast.domain.worker_logs import LogPart, LogRequest
+
+log = structlog.get_logger("holdfast.agent.workers")
 
 GENERATIONS_KEPT = 5
 TAIL_LINES = 40
@@ -57,13 +61,24 @@ class WorkerLogs:
         for _, path in generations[:-GENERATIONS_KEPT]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def limit(self) -> Limit:
-        """Return the limit that applies now. Raises OSError."""
-        return limit_here(self._directory, self._bytes_max)
+    def bound(self, current: Sequence[Path]) -> None:
+        """Cut the logs that exceed the limit which applies now. `current`: those that are being written."""
+        if not current:
+            return
+        try:
+            limit = limit_here(self._directory, self._bytes_max)
+        except OSError as error:  # retried at the next check; workers do not depend on it
+            log.warning("worker logs not checked", reason=str(error))
+            return
+        for path in self.limited(limit, current):
+            try:
+                if freed := cut(path, limit):
+                    log.warning("worker log cut", path=str(path), freed_bytes=freed, limit=limit.why)
+            except OSError as error:
+                log.warning("worker log not cut", path=str(path), reason=str(error))
 
     def limited(self, limit: Limit, current: Iterable[Path]) -> Iterable[Path]:
-        """Return the logs that may exceed the limit. `current`: those that are being written. Near a full disk those of earlier
-        generations count as well."""
+        """Return the logs that may exceed the limit. Near a full disk those of earlier generations count as well."""
         return self._directory.glob("*/g*/rank-*.log") if limit.scarce else current
 
 

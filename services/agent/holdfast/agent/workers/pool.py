@@ -21,10 +21,11 @@ from holdfast.agent.workers.environment import Site, start_environment, worker_e
 from holdfast.agent.workers.ft_server import FtServer, Rank, append_to_log
 from holdfast.agent.workers.generation import LocalGeneration, ended_from_outside, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
-from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, cut
+from holdfast.agent.workers.log_limit import LOG_BYTES_MAX
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.memory_limit import MemoryLimit
 from holdfast.agent.workers.orphans import become_subreaper
+from holdfast.agent.workers.ranks import Ranks
 from holdfast.agent.workers.secrets import read_all
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
@@ -33,7 +34,7 @@ from holdfast.agent.workers.templates import Templates
 from holdfast.agent.workers.worker import Exit, Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.notes import MissedNote, Note
@@ -229,41 +230,9 @@ class WorkerPool:
             self._kill(generation)
         await self._wait_gone(old)
 
-    def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
-        """Forward the order to the ranks. Raises `Unavailable` if a rank does not accept it."""
-        self._send_to_all(self._find(job, number).alive, "checkpoint_now", **_save(at_step, leaving))
-
-    async def agree_on_save(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
-        """Propose a save to the ranks, and return when all of them wait for the result when they reach the step. Raises
-        `HoldfastError` with the reason if one cannot. A rank with an earlier version of the library gets the order itself."""
-        workers = self._find(job, number).alive
-        self._send_to_all([each for each in workers if not each.votes], "checkpoint_now", **_save(at_step, leaving))
-        errors: list[HoldfastError] = []
-        async with anyio.create_task_group() as ranks:
-
-            async def agree(worker: Worker) -> None:
-                try:
-                    await worker.agree(at_step)
-                except HoldfastError as error:  # the first one decides
-                    errors.append(error)
-                    ranks.cancel_scope.cancel()
-
-            for worker in workers:
-                if worker.votes:
-                    ranks.start_soon(agree, worker)
-        if errors:
-            raise errors[0]
-
-    def end_agreement(self, job: str, number: int, at_step: int, leaving: str = "", *, void: bool) -> None:
-        """Tell the ranks that have agreed to a save the result. Raises `Unavailable` if a rank does not accept it."""
-        voters = [each for each in self._find(job, number).alive if each.votes]
-        kind, more = ("void", {"at_step": at_step}) if void else ("checkpoint_now", _save(at_step, leaving))
-        self._send_to_all(voters, kind, **more)
-
-    def set_interval(self, job: str, number: int, from_step: int, interval_steps: int) -> None:
-        """Forward the order to the ranks. Raises `Unavailable` if a rank does not accept it."""
-        workers = self._find(job, number).alive
-        self._send_to_all(workers, "interval", from_step=from_step, interval_steps=interval_steps)
+    def ranks(self, job: str, number: int) -> Ranks:
+        """Return the running ranks of a generation, to send them orders. Raises `NotFound` if there are none."""
+        return Ranks(self._find(job, number).alive)
 
     def running(self) -> tuple[RunningWorker, ...]:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
@@ -509,45 +478,14 @@ class WorkerPool:
             raise NotFound(f"generation {number} of {job} has no workers on this node (it has generations: {here})")
         return generation
 
-    @staticmethod
-    def _send_to_all(workers: Iterable[Worker], kind: str, **fields: int | str) -> None:
-        for worker in workers:
-            if not worker.tell(kind, **fields):
-                identity = worker.identity
-                raise Unavailable(f"rank {identity.rank} of {identity.job} does not accept orders (pid {worker.pid})")
-
     async def _check_regularly(self) -> None:
         """Bound the logs, and learn which modules the running scripts have imported."""
         while True:
             await anyio.sleep(CHECK_INTERVAL_S)
             active = (each for each in self._generations.values() if each.started_at is not None and not each.stopping)
             self._templates.learn(active)
-            self._bound_logs()
-
-    def _bound_logs(self) -> None:
-        current = [
-            worker.identity.log_path
-            for generation in self._generations.values()
-            for worker in generation.workers.values()
-        ]
-        if not current:
-            return
-        try:
-            limit = self._logs.limit()
-        except OSError as error:  # retried at the next check; workers do not depend on it
-            log.warning("worker logs not checked", reason=str(error))
-            return
-        for path in self._logs.limited(limit, current):
-            try:
-                if freed := cut(path, limit):
-                    log.warning("worker log cut", path=str(path), freed_bytes=freed, limit=limit.why)
-            except OSError as error:
-                log.warning("worker log not cut", path=str(path), reason=str(error))
-
-
-def _save(at_step: int, leaving: str) -> dict[str, int | str]:
-    """The fields of a `checkpoint_now` message."""
-    return {"at_step": at_step} | ({"leaving": leaving} if leaving else {})
+            workers = (worker for each in self._generations.values() for worker in each.workers.values())
+            self._logs.bound([worker.identity.log_path for worker in workers])
 
 
 def _failure(exit_: WorkerExited) -> str:
