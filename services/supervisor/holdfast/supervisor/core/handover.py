@@ -34,6 +34,7 @@ from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparing, Running, Starting
+from holdfast.supervisor.core.spares import spares_for
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, Send
@@ -122,7 +123,9 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
     a healthy node must not leave because a copy elsewhere is damaged."""
     if done.unrestorable and saved.sources_changed(turn, order):
         replan(turn, job.name, f"a source of what {node} was to restore has gone: {done.reason}")
-    elif done.unrestorable and saved.skip_checkpoint(turn, job, node, done.reason):
+    elif done.unrestorable and saved.skip_checkpoint(
+        turn, job, node, done.reason, replaceable=bool(spares_for(turn, job))
+    ):
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)

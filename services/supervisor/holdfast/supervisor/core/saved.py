@@ -29,7 +29,6 @@ from holdfast.supervisor.core.election import (
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job, SkippedCheckpoint
-from holdfast.supervisor.core.spares import spares_for
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 
@@ -388,12 +387,12 @@ def _holds(node: Node, job: str, key: object) -> bool:
     return node.connected and any(record.key == key for record in node.inventory.get(job, ()))
 
 
-def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
+def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str, *, replaceable: bool) -> bool:
     """No source delivers the shards that `node` was to restore: skip that step for a while.
 
-    Returns False if `node` must be excluded instead, and there is a spare to try: it failed with this step before, or it has
-    failed with another step as well. Then its own network or replicator is the likely cause, and older and older steps would
-    lose work for it: what only this node could not restore is tried again without it.
+    Returns False if `node` must be excluded instead, and is `replaceable`, by a spare: it failed with this step before, or
+    it has failed with another step as well. Then its own network or replicator is the likely cause, and older and older steps
+    would lose work for it: what only this node could not restore is tried again without it.
     """
     assert job.change is not None
     assert job.generation is not None
@@ -403,7 +402,7 @@ def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
     others = [
         each for each in job.checkpoints.skipped if each not in mine and node in each.nodes and turn.at < each.until
     ]
-    if (node in nodes or others) and spares_for(turn, job):
+    if replaceable and (node in nodes or others):
         if others:
             kept = tuple(each for each in job.checkpoints.skipped if each.nodes != (node,))
             turn.put_checkpoints(job.name, skipped=kept)
