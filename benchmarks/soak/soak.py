@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.soak import kinds, watch
 from benchmarks.soak.field import Field, NotNow, Struck, Worker
-from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, restarted
+from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, repeated, restarted, untrue
 from benchmarks.soak.report import Outcome, Report
 from benchmarks.soak.rig import SERVICES, Rig
 from benchmarks.soak.schedule import Kind, Trial, plan
@@ -69,7 +69,7 @@ class Soak:
 
     def run(self) -> None:
         self.api = Api(self.rig.api_urls)
-        self._field = Field(self.rig, "", self._workers)
+        self._field = Field(self.rig, self.api, "", self._workers)
         possible = {}
         for name, kind in kinds.KINDS.items():
             if self.only and name not in self.only:
@@ -215,6 +215,9 @@ class Soak:
             rework_steps = self.progress.rework_steps(began, ended)
             if why := lost_work(rework_steps, INTERVAL_STEPS, self._slowness(began), struck_kinds):
                 findings.append(("lost_work", why))
+            if why := repeated(incidents, generations, [each.incidents_max for _, each in struck]):
+                findings.append(("repeated", why + self._reasons(incidents)))
+            findings += [("untrue", why) for incident in incidents if (why := untrue(incident))]
             for node, why in evicted(before, after, incidents, touched).items():
                 findings.append(("healthy_evicted", f"{node}: {why}"))
         findings += [("wrong", words) for words in self._wrong_since(wrong)]
