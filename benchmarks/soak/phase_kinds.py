@@ -181,5 +181,6 @@ def _replicator(on: Field, chance: random.Random) -> tuple[int, str]:
 
 for _part, _names in (("leader", _leader), ("standby", _standby), ("diagnostics", _diagnostics)):
     _declare(_part, partial(_away, _names), partial(_service, _names))
-_declare("agent", _agent_away, partial(_service, _node), more=1)
+# A node whose agent is away for long is lost, and a run that went on without it grows when the agent is back.
+_declare("agent", _agent_away, partial(_service, _node), more=2)
 _declare("replicator", lambda on, chance: replicator_kill(on, chance, 0.0), _replicator)
