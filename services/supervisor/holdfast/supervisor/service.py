@@ -158,6 +158,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             agents=leader.agents,
             standby=leader.standby,
             trouble=trouble,
+            behind=lambda: follower.trouble,
             now=leader.now,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
