@@ -63,7 +63,7 @@ def _resize(on: Field, dp: int, *, wait: bool = True) -> None:
 
 CAUSES: Mapping[str, tuple[Cause, int]] = {  # name → (how it begins, the number of incidents that it is)
     "crash": (_crash, 1),
-    "node replaced": (_node_replaced, 1),
+    "node replaced": (_node_replaced, 2),  # without a spare that is ready, the run goes on with fewer replicas, and grows later
     "cordon": (_cordon, 1),
     "growth": (_growth, 2),
 }
