@@ -77,8 +77,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """An injected fault. `nodes`: the affected nodes; an action against any other node is an error. `incidents_max`: the incidents
-    and the generations that may come of it; None = not judged."""
+    """An injected fault. `nodes`: the affected nodes; an action against any other node is an error. `incidents_max`: the
+    incidents and the generations that may come of it; None = not judged."""
 
     what: str
     nodes: tuple[str, ...] = ()

@@ -118,7 +118,9 @@ def untrue(incident: Mapping[str, Any]) -> str:
     who = f"incident {incident['id']} ({incident['kind']})"
     if incident["state"] not in ("resolved", "failed"):
         return f"{who} is {incident['state']}, though the run has recovered"
-    times = [(name, incident[name]) for name in ("fault_at", "detected_at", "decided_at", "prepared_at", "first_step_at")]
+    times = [
+        (name, incident[name]) for name in ("fault_at", "detected_at", "decided_at", "prepared_at", "first_step_at")
+    ]
     known = [(name, at) for name, at in times if at is not None]
     for (earlier, before), (later, after) in pairwise(known):
         if after < before:

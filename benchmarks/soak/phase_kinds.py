@@ -1,8 +1,8 @@
-"""The kinds of fault that strike a part of Holdfast in a phase of an incident: SIGKILL, after which the part is started again as by
-a service manager, or SIGSTOP for half a minute.
+"""The kinds of fault that strike a part of Holdfast in a phase of an incident: SIGKILL, after which the part is started
+again as by a service manager, SIGSTOP for half a minute, or a clock that jumps.
 
-The draw selects the cause of the incident (`CAUSES`) and the phase (`MOMENTS`). A kind begins the incident itself, waits for the
-phase in the answers of the API, and strikes. `Struck.incidents_max` limits what may come of it: an incident that is opened
+The draw selects the cause of the incident (`CAUSES`) and the phase (`MOMENTS`). A kind begins the incident itself, waits for
+the phase in the answers of the API, and strikes. `Struck.incidents_max` limits what may come of it: an incident that is opened
 twice, or carried out twice, is an error.
 """
 
@@ -14,15 +14,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from benchmarks.soak.environment_kinds import jump
 from benchmarks.soak.field import Field, NotNow, Struck, away_for, frozen, kind, power_off
 from benchmarks.soak.process_kinds import REPLICATOR, replicator_kill, worker_kill
 from benchmarks.soak.rig import DIAGNOSTICS, SUPERVISORS
+from benchmarks.soak.schedule import Need
 
 PHASE_TIMEOUT_S = 25.0
 PHASE_POLL_S = 0.005
 JITTER_S = 0.15  # the strike comes up to this time after the phase was seen
 BACK_S = 1.0  # a service manager starts what has ended
 FREEZE_S = 30.0
+JUMP_S = 10.0
 OPEN_STATES = ("open", "decided", "preparing", "starting")
 
 # How an incident begins: returns what it affects and what ends it.
@@ -63,7 +66,10 @@ def _resize(on: Field, dp: int, *, wait: bool = True) -> None:
 
 CAUSES: Mapping[str, tuple[Cause, int]] = {  # name → (how it begins, the number of incidents that it is)
     "crash": (_crash, 1),
-    "node replaced": (_node_replaced, 2),  # without a spare that is ready, the run goes on with fewer replicas, and grows later
+    "node replaced": (
+        _node_replaced,
+        2,
+    ),  # without a spare that is ready, the run goes on with fewer replicas and grows later
     "cordon": (_cordon, 1),
     "growth": (_growth, 2),
 }
@@ -123,42 +129,39 @@ def _amid(on: Field, chance: random.Random, strike: Callable[[], Struck], more: 
     return Struck(what, (*cause.nodes, *struck.nodes), undo, incidents_max=incidents + more)
 
 
-def _declare(part: str, kill: Callable[[Field, random.Random], Struck], pid: Callable[[Field, random.Random], tuple[int, str]],
-             *, more: int = 0) -> None:  # fmt: skip
-    common: dict[str, Any] = {"leaves_alone": False, "unfit": True, "recover_s": 60.0, "aftermath_s": 6.0, "alone": True}
+def _declare(name: str, does: str, strike: Callable[[Field, random.Random, float], Struck], hold_s: float, *, more: int = 0,
+             needs: Need | None = None) -> None:  # fmt: skip
+    def amid(on: Field, chance: random.Random, hold_s: float) -> Struck:
+        return _amid(on, chance, partial(strike, on, chance, hold_s), more)
 
-    def killed(on: Field, chance: random.Random, hold_s: float) -> Struck:
-        return _amid(on, chance, partial(kill, on, chance), more)
-
-    def stopped(on: Field, chance: random.Random, hold_s: float) -> Struck:
-        def freeze() -> Struck:
-            target, name = pid(on, chance)
-            return frozen(target, f"{name} is frozen for {hold_s:.0f} s", (name,) if name in on.rig.node_names else ())
-
-        return _amid(on, chance, freeze, more)
-
-    killed.__name__, stopped.__name__ = f"{part}_kill_amid", f"{part}_freeze_amid"
-    kind(f"SIGKILL to {part} in a phase of an incident", hold_s=(BACK_S, BACK_S), **common)(killed)
-    kind(f"SIGSTOP to {part} in a phase of an incident", hold_s=(FREEZE_S, FREEZE_S), **common)(stopped)
+    amid.__name__ = f"{name}_amid"
+    kind(
+        f"{does} in a phase of an incident",
+        leaves_alone=False,
+        unfit=True,
+        hold_s=(hold_s, hold_s),
+        recover_s=60.0,
+        aftermath_s=6.0,
+        alone=True,
+        needs=needs,
+    )(amid)
 
 
-def _service(names: Callable[[Field], list[str]], on: Field, chance: random.Random) -> tuple[int, str]:
+Names = Callable[[Field], list[str]]  # the services or nodes that are one part of Holdfast
+
+
+def _away(names: Names, on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.service(chance, names(on))
-    return on.rig.pid(name), name
+    return away_for(on, [name], f"SIGKILL to {name}", _as_node(on, name))
 
 
-def _away(names: Callable[[Field], list[str]], on: Field, chance: random.Random) -> Struck:
+def _frozen(names: Names, on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.service(chance, names(on))
-    return away_for(on, [name], f"SIGKILL to {name}")
+    return frozen(on.rig.pid(name), f"{name} is frozen for {hold_s:.0f} s", _as_node(on, name))
 
 
-def _node(on: Field) -> list[str]:
-    return sorted({worker.node for worker in on.workers()} & set(on.rig.node_names)) or list(on.rig.node_names)
-
-
-def _agent_away(on: Field, chance: random.Random) -> Struck:
-    name = on.service(chance, _node(on))
-    return away_for(on, [name], f"SIGKILL to the agent of {name}", (name,))
+def _as_node(on: Field, name: str) -> tuple[str, ...]:
+    return (name,) if name in on.rig.node_names else ()
 
 
 def _leader(on: Field) -> list[str]:
@@ -174,13 +177,32 @@ def _diagnostics(_: Field) -> list[str]:
     return list(DIAGNOSTICS)
 
 
-def _replicator(on: Field, chance: random.Random) -> tuple[int, str]:
+def _agents(on: Field) -> list[str]:
+    return sorted({worker.node for worker in on.workers()}) or list(on.rig.node_names)
+
+
+def _replicator_frozen(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
-    return on.child(node, REPLICATOR), f"the replicator of {node}"
+    return frozen(on.child(node, REPLICATOR), f"the replicator of {node} is frozen for {hold_s:.0f} s")
 
 
-for _part, _names in (("leader", _leader), ("standby", _standby), ("diagnostics", _diagnostics)):
-    _declare(_part, partial(_away, _names), partial(_service, _names))
-# A node whose agent is away for long is lost, and a run that went on without it grows when the agent is back.
-_declare("agent", _agent_away, partial(_service, _node), more=2)
-_declare("replicator", lambda on, chance: replicator_kill(on, chance, 0.0), _replicator)
+def _clock(names: Names, on: Field, chance: random.Random, hold_s: float) -> Struck:
+    name = chance.choice(names(on))
+    return jump(on, name, chance, hold_s, _as_node(on, name))
+
+
+_PARTS: Mapping[str, Names] = {
+    "leader": _leader,
+    "standby": _standby,
+    "diagnostics": _diagnostics,
+    "agent": _agents,
+}
+for _part, _names in _PARTS.items():
+    # A node whose agent is away for long is lost, and a run that went on without it grows when the agent is back.
+    _more = 2 if _part == "agent" else 0
+    _declare(f"{_part}_kill", f"SIGKILL to the {_part}", partial(_away, _names), BACK_S, more=_more)
+    _declare(f"{_part}_freeze", f"SIGSTOP to the {_part}", partial(_frozen, _names), FREEZE_S, more=_more)
+    _declare(f"{_part}_clock", f"a jump of the clock of the {_part}", partial(_clock, _names), JUMP_S, needs=Need.CLOCK)
+_declare("redis_clock", "a jump of the clock of Redis", partial(_clock, lambda _: ["redis"]), JUMP_S, needs=Need.CLOCK)
+_declare("replicator_kill", "SIGKILL to the replicator", replicator_kill, 0.0)
+_declare("replicator_freeze", "SIGSTOP to the replicator", _replicator_frozen, FREEZE_S)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Soak:
     rig: Rig
     report: Report
     say: Say
-    only: tuple[str, ...] = ()  # kinds; empty = all
+    only: tuple[str, ...] = ()  # patterns of kinds; empty = all
     api: Api = field(init=False)
     job: str = field(init=False, default="")
     progress: Progress = field(init=False, default_factory=Progress)
@@ -72,7 +73,7 @@ class Soak:
         self._field = Field(self.rig, self.api, "", self._workers)
         possible = {}
         for name, kind in kinds.KINDS.items():
-            if self.only and name not in self.only:
+            if self.only and not any(fnmatch(name, each) for each in self.only):
                 continue
             if kind.needs in self.rig.lacks:
                 self.report.skipped[name] = f"needs {kind.needs}: {self.rig.lacks[kind.needs]}"

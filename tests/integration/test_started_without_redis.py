@@ -1,4 +1,4 @@
-"""A service that is started while Redis is away, or refuses, waits for Redis and says so; one with a plainly wrong setting ends."""
+"""A service that is started while Redis is away, or refuses, waits and says so; one with a plainly wrong setting ends."""
 
 from __future__ import annotations
 
@@ -50,12 +50,15 @@ def events(directory: Path, module: str) -> list[str]:
 def until_said(process: subprocess.Popen[bytes], directory: Path, module: str, *words: str) -> None:
     def said() -> bool:
         assert process.poll() is None, (directory / f"{module}.log").read_text()
-        return any(event.startswith(WAITS) and all(word in event for word in words) for event in events(directory, module))
+        waits = [event for event in events(directory, module) if event.startswith(WAITS)]
+        return any(all(word in event for word in words) for event in waits)
 
     wait_until(said, description=f"{module} to say {words}")
 
 
-def test_a_supervisor_waits_for_redis_answers_its_probes_and_leads_then(own_server: RedisServer, tmp_path: Path) -> None:
+def test_a_supervisor_waits_for_redis_answers_its_probes_and_leads_then(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
     own_server.stop()
     (port,) = free_ports(1)
     api = f"http://127.0.0.1:{port}"

@@ -318,8 +318,8 @@ class RedisLog:
         await self._call(self._redis.ping, delays_s=())
 
     async def admit(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Wait until Redis serves, and log what it can lose. Started after the first attempt: a service begins meanwhile, so that
-        its health checks answer. Raises `HoldfastError` if this is no Redis for Holdfast, such as a Sentinel."""
+        """Wait until Redis serves, and log what it can lose. Started after the first attempt: a service begins meanwhile, so
+        that its health checks answer. Raises `HoldfastError` if this is no Redis for Holdfast, such as a Sentinel."""
         backoff, repeats = Backoff(max_s=1.0), Repeats(SAY_AGAIN_S, anyio.current_time)
         waited = False
         while True:

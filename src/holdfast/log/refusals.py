@@ -68,7 +68,9 @@ def failure(
         advice = f"write the valid password to {password_file}" if password_file else _CREDENTIALS
         return Unavailable(f"Redis at {address} refuses the credentials ({error}); {advice}")
     if error is None or isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
-        advice = advice_of_broken(error) or f"check that it is running, and HOLDFAST_REDIS_URL{_scheme(error, encrypted)}"
+        advice = (
+            advice_of_broken(error) or f"check that it is running, and HOLDFAST_REDIS_URL{_other(error, encrypted)}"
+        )
         return RedisAway(f"Redis at {address} does not answer ({error}); {advice}")
     if "OOM" in text:
         return Full(
@@ -86,11 +88,12 @@ def advice_of_broken(error: BaseException | None) -> str:
     return next((advice for part, advice in _BROKEN.items() if part in str(error)), "")
 
 
-def _scheme(error: BaseException | None, encrypted: bool) -> str:
+def _other(error: BaseException | None, encrypted: bool) -> str:
     """The other scheme, if the error is what the wrong one of the two leads to: Redis without TLS waits for the end of the
     handshake, and Redis with TLS closes the connection at the first command."""
     if encrypted:
-        return ", which is redis://… where its port expects no TLS" if isinstance(error, exceptions.TimeoutError) else ""
+        timed_out = isinstance(error, exceptions.TimeoutError)
+        return ", which is redis://… where its port expects no TLS" if timed_out else ""
     closed = any(part in str(error) for part in ("reset by peer", "closed by server"))
     return ", which is rediss://… where its port expects TLS" if closed else ""
 

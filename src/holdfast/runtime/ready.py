@@ -14,8 +14,8 @@ log = structlog.get_logger("holdfast.ready")
 
 
 def announce(path: Path | None, endpoints: Mapping[str, str]) -> None:
-    """Write `endpoints` as JSON, atomically. Does nothing without a path. A full disk is logged and ends no service: one that is
-    started again has the same endpoints."""
+    """Write `endpoints` as JSON, atomically. Does nothing without a path. A full disk is logged and ends no service: one that
+    is started again has the same endpoints."""
     if path is not None:
         try:
             write_whole(path, json.dumps(dict(endpoints)).encode())

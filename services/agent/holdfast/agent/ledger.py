@@ -43,7 +43,8 @@ class Ledger:
         self._path, self._answers_max = path, answers_max
         try:
             self._database = database or sqlite3.connect(path, isolation_level=None)
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")  # no file of shared memory, which a full disk has no room for
+            # No file of shared memory, for which a full disk has no room.
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -88,8 +89,7 @@ class Ledger:
             self._write("DELETE FROM answer WHERE number <= ?", (newest - self._answers_max,))
 
     def _reserve(self) -> None:
-        """Write and delete the reserve, which leaves its pages in the database and in the log of writes. Without room for it, the
-        rows that there are may still do."""
+        """Write and delete the reserve, which leaves its pages in the database and in the log of writes."""
         try:
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
@@ -100,7 +100,8 @@ class Ledger:
             )
         except sqlite3.OperationalError as error:
             self._database.rollback()
-            log.warning("no room is reserved", path=str(self._path), reason=str(error), advice=f"free space in {self._path.parent}")
+            advice = f"free space in {self._path.parent}"
+            log.warning("no room is reserved for orders", path=str(self._path), reason=str(error), advice=advice)
 
     def _write(self, statement: str, values: tuple[object, ...]) -> int:
         """Return the number of the row that was inserted last."""
@@ -110,4 +111,5 @@ class Ledger:
             raise self._failed(error) from error
 
     def _failed(self, error: sqlite3.Error) -> HoldfastError:
-        return HoldfastError(f"the agent's record {self._path} cannot be used: {error}; free space in {self._path.parent}, or make it writable")
+        advice = f"free space in {self._path.parent}, or make it writable"
+        return HoldfastError(f"the agent's record {self._path} cannot be used: {error}; {advice}")

@@ -12,14 +12,15 @@ log = structlog.get_logger("holdfast.supervisor.sqlite_wal")
 
 
 def connect(path: Path, **options: Any) -> sqlite3.Connection:
-    """Return a connection for one thread at a time. Without room for the file of shared memory that sqlite keeps beside the database,
-    the connection has the database for itself and keeps that index in memory: what is stored can be read, and it is written again
-    as soon as there is room. Raises `sqlite3.Error`, also if a new file lacks room."""
+    """Return a connection for one thread at a time. Without room for the file of shared memory that sqlite keeps beside the
+    database, the connection locks the database and keeps the content of that file in its own memory. What is stored can be
+    read, and more is stored as soon as there is room. Raises `sqlite3.Error`, also if a new database lacks room."""
     try:
         return _in_wal(path, "NORMAL", options)
     except sqlite3.OperationalError as error:
         database = _in_wal(path, "EXCLUSIVE", options)
-        log.warning("no room beside a database", path=str(path), reason=str(error), advice=f"free space in {path.parent}")
+        advice = f"free space in {path.parent}"
+        log.warning("no room beside a database", path=str(path), reason=str(error), advice=advice)
         return database
 
 
@@ -28,7 +29,8 @@ def _in_wal(path: Path, locking: str, options: dict[str, Any]) -> sqlite3.Connec
     try:
         database.execute(f"PRAGMA locking_mode = {locking}")
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # what a crash loses is read from the streams again, or is in the log
+        # What a power failure loses is read from the streams again, or is in the log.
+        database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA user_version").fetchone()  # opens the file
     except BaseException:
         database.close()

@@ -98,8 +98,8 @@ class Backend:
         now: Callable[[], float] = time.time,
     ) -> None:
         """`standby`: who would take over; None = there is never one. `trouble`: why this supervisor can
-        neither lead nor stand by. `behind`: why the history lacks the newest incidents. `now`: the time of the state, Unix seconds. `agents`: whom agents are asked through; raises
-        `Unavailable` without sessions, which only a leader has.
+        neither lead nor stand by. `behind`: why the history lacks the newest incidents. `now`: the time of the state, Unix
+        seconds. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
