@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.soak.environment_kinds import jump
 from benchmarks.soak.field import Field, NotNow, Struck, away_for, frozen, kind, power_off
-from benchmarks.soak.process_kinds import REPLICATOR, replicator_kill, worker_kill
-from benchmarks.soak.rig import DIAGNOSTICS, SUPERVISORS
+from benchmarks.soak.process_kinds import replicator_kill, worker_kill
+from benchmarks.soak.rig import DIAGNOSTICS, REPLICATOR, SUPERVISORS
 from benchmarks.soak.schedule import Need
 
 PHASE_TIMEOUT_S = 25.0

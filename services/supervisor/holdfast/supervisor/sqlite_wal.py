@@ -25,7 +25,7 @@ def connect(path: Path, **options: Any) -> sqlite3.Connection:
 
 
 def _in_wal(path: Path, locking: str, options: dict[str, Any]) -> sqlite3.Connection:
-    database = sqlite3.connect(path, check_same_thread=False, **options)
+    database: sqlite3.Connection = sqlite3.connect(path, check_same_thread=False, **options)
     try:
         database.execute(f"PRAGMA locking_mode = {locking}")
         database.execute("PRAGMA journal_mode = WAL")
