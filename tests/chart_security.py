@@ -64,18 +64,22 @@ def admitted(policy: Manifest) -> dict[str, set[str]]:
 
 
 def _each_service_is_a_user_of_redis(manifests: list[Manifest], release: str) -> None:
-    """It has the password of its own user, and no other pod has it but that of Redis, which gets files."""
+    """It has the file of the password of its own user, and no other pod has it but that of Redis; none is in a variable."""
     if "redis" not in (names := {each["name"] for each in _containers(manifests)}):
         return
     assert names == {"redis", *SERVICES}
     for container in _containers(manifests):
         name = container["name"]
-        secrets = [each["valueFrom"]["secretKeyRef"]["key"] for each in container["env"] if "secretKeyRef" in str(each)]
-        expected = {f"redis-{name}-password"} if name in SERVICES else set()
-        assert {key for key in secrets if "redis" in key} == expected
+        assert not [each for each in container["env"] if "secretKeyRef" in str(each) and "redis" in str(each)]
         if name in SERVICES:
             url = kube_schemas.environment(container)["HOLDFAST_REDIS_URL"]
-            assert url.startswith(f"redis://{name}:$(REDIS_PASSWORD)@{release}-redis.")
+            assert url.startswith(f"redis://{name}@{release}-redis.")
+            [mount] = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "redis"]
+            assert url.endswith(f"?password_file={mount}/password")
+    own = _volumes(manifests, "redis")
+    assert {name: volume["secret"]["items"] for name, volume in own.items()} == {
+        name: [{"key": f"redis-{name}-password", "path": "password"}] for name in SERVICES
+    }
     [files] = [volume["secret"]["items"] for volume in _volumes(manifests, "passwords").values()]
     assert files == [{"key": f"redis-{name}-password", "path": name} for name in SERVICES]
 

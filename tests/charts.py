@@ -75,7 +75,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "tokens": {"existingSecret": "mine"},
     },
     "external-redis-secret": {
-        "redis": {"externalUrlSecret": "redis", "externalUrlKeys": {"diagnostics": "url-of-diagnostics"}},
+        "redis": {
+            "externalUrlSecret": "redis",
+            "externalUrlKeys": {"diagnostics": "url-of-diagnostics"},
+            "externalPasswordKeys": {"supervisor": "password-of-supervisor"},
+        },
         "tls": {"mode": "secret", "existingSecret": "certificates"},
     },
     "secrets": {

@@ -23,8 +23,8 @@ class Supervisor:
     log: Path
 
 
-def spawn(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "holdfast.supervisor"]
+def spawn(log: Path, environment: dict[str, str], module: str = "supervisor") -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", f"holdfast.{module}"]
     with log.open("wb") as output:
         return subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
 

@@ -24,7 +24,10 @@ def main() -> None:
         "--nodes", type=int, default=5, choices=range(3, 8), help="number of nodes; one of them is a spare"
     )
     parser.add_argument(
-        "--only", default="", help="kinds of fault, comma-separated; default: all that are possible on this machine"
+        "--only",
+        default="",
+        help="kinds of fault, comma-separated, * for any text, as in *_amid: in a phase of an incident; default: all that are "
+        "possible on this machine",
     )
     parser.add_argument("--out", type=Path, default=Path("out/soak"))
     parser.add_argument(

@@ -25,7 +25,7 @@ JUMPS_S = (-3600.0, -330.0, -5.0, 5.0, 330.0, 3600.0)
 # ---------------------------------------------------------------- clocks
 
 
-def _jump(on: Field, name: str, chance: random.Random, hold_s: float, nodes: tuple[str, ...] = ()) -> Struck:
+def jump(on: Field, name: str, chance: random.Random, hold_s: float, nodes: tuple[str, ...] = ()) -> Struck:
     assert on.rig.clocks is not None, "kinds that the machine lacks the means for are not planned"
     jump_s = chance.choice(JUMPS_S)
     on.rig.clocks.set(name, jump_s)
@@ -36,22 +36,22 @@ def _jump(on: Field, name: str, chance: random.Random, hold_s: float, nodes: tup
 @kind("a node's clock jumps, and jumps back", leaves_alone=True, hold_s=(1.0, 8.0), aftermath_s=6.0, needs=Need.CLOCK)
 def clock_node(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
-    return _jump(on, node, chance, hold_s, (node,))
+    return jump(on, node, chance, hold_s, (node,))
 
 
 @kind("a supervisor's clock jumps", leaves_alone=True, hold_s=(1.0, 8.0), aftermath_s=6.0, needs=Need.CLOCK)
 def clock_supervisor(on: Field, chance: random.Random, hold_s: float) -> Struck:
-    return _jump(on, on.service(chance, SUPERVISORS), chance, hold_s)
+    return jump(on, on.service(chance, SUPERVISORS), chance, hold_s)
 
 
 @kind("the clock of a diagnostics jumps", leaves_alone=True, hold_s=(1.0, 8.0), aftermath_s=6.0, needs=Need.CLOCK)
 def clock_diagnostics(on: Field, chance: random.Random, hold_s: float) -> Struck:
-    return _jump(on, on.service(chance, DIAGNOSTICS), chance, hold_s)
+    return jump(on, on.service(chance, DIAGNOSTICS), chance, hold_s)
 
 
 @kind("the clock of Redis jumps", leaves_alone=True, hold_s=(1.0, 8.0), aftermath_s=6.0, needs=Need.CLOCK)
 def clock_redis(on: Field, chance: random.Random, hold_s: float) -> Struck:
-    return _jump(on, "redis", chance, hold_s)
+    return jump(on, "redis", chance, hold_s)
 
 
 # ---------------------------------------------------------------- full

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.soak.rig import SUPERVISORS, Rig
 from benchmarks.soak.schedule import Kind
-from benchmarks.soak.watch import leader
+from benchmarks.soak.watch import Api, leader
 
 
 class NotNow(Exception):
@@ -37,6 +37,7 @@ class Field:
     """The targets of faults: the processes, and the job that runs on them. `down`: processes that must not be started now."""
 
     rig: Rig
+    api: Api
     job: str
     workers: Callable[[], list[Worker]]
     down: set[str] = field(default_factory=set)
@@ -76,11 +77,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """An injected fault. `nodes`: the affected nodes; an action against any other node is an error."""
+    """An injected fault. `nodes`: the affected nodes; an action against any other node is an error. `incidents_max`: the
+    incidents and the generations that may come of it; None = not judged."""
 
     what: str
     nodes: tuple[str, ...] = ()
-    undo: Callable[[], None] = lambda: None
+    undo: Callable[[], object] = lambda: None
+    incidents_max: int | None = None
 
 
 Strike = Callable[[Field, random.Random, float], Struck]

@@ -6,7 +6,7 @@ The run is judged by the steps of its processes (`truth.Stepped`), not by the AP
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -99,6 +99,33 @@ def restarted(generations: Sequence[int], *, leaves_alone: bool) -> str:
     if not leaves_alone or len(generations) < 2:
         return ""
     return f"restarted {len(generations) - 1} times (generations {', '.join(map(str, generations))}) though no rank was touched"
+
+
+def repeated(
+    incidents: Collection[Mapping[str, Any]], generations: Sequence[int], permitted: Sequence[int | None]
+) -> str:
+    """Return an error if there are more incidents or more new generations than the faults permit; otherwise ""."""
+    limits = [each for each in permitted if each is not None]
+    most = sum(limits)
+    if len(limits) < len(permitted) or (len(incidents) <= most and len(generations) - 1 <= most):
+        return ""
+    changes = len(generations) - 1
+    return f"{len(incidents)} incidents and {changes} new generations, where {most} are permitted"
+
+
+def untrue(incident: Mapping[str, Any]) -> str:
+    """Return what the record of a closed incident contradicts; "" if nothing."""
+    who = f"incident {incident['id']} ({incident['kind']})"
+    if incident["state"] not in ("resolved", "failed"):
+        return f"{who} is {incident['state']}, though the run has recovered"
+    times = [
+        (name, incident[name]) for name in ("fault_at", "detected_at", "decided_at", "prepared_at", "first_step_at")
+    ]
+    known = [(name, at) for name, at in times if at is not None]
+    for (earlier, before), (later, after) in pairwise(known):
+        if after < before:
+            return f"{who}: {later} is {before - after:.3f} s before {earlier}"
+    return "" if incident["action"] else f"{who} is closed without a decision"
 
 
 def evicted(

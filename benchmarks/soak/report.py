@@ -74,6 +74,8 @@ class Report:
             or self.count("healthy_stopped")
             or self.count("healthy_evicted")
             or self.count("lost_work")
+            or self.count("repeated")
+            or self.count("untrue")
             or self.leaks
             or self.broken_off
         ) and bool(self.outcomes)
@@ -95,6 +97,8 @@ class Report:
             "healthy_stopped": self.count("healthy_stopped"),
             "healthy_evicted": self.count("healthy_evicted"),
             "lost_work": self.count("lost_work"),
+            "repeated": self.count("repeated"),
+            "untrue": self.count("untrue"),
             "leaks": self.leaks,
             "pause_s": quantiles(outcome.pause_s for outcome in self.outcomes),
             "pause_s_by_kind": self._by_kind(),

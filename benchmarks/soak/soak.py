@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 
 from benchmarks.soak import kinds, watch
 from benchmarks.soak.field import Field, NotNow, Struck, Worker
-from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, restarted
+from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, repeated, restarted, untrue
 from benchmarks.soak.report import Outcome, Report
 from benchmarks.soak.rig import SERVICES, Rig
 from benchmarks.soak.schedule import Kind, Trial, plan
@@ -50,7 +51,7 @@ class Soak:
     rig: Rig
     report: Report
     say: Say
-    only: tuple[str, ...] = ()  # kinds; empty = all
+    only: tuple[str, ...] = ()  # patterns of kinds; empty = all
     api: Api = field(init=False)
     job: str = field(init=False, default="")
     progress: Progress = field(init=False, default_factory=Progress)
@@ -69,10 +70,10 @@ class Soak:
 
     def run(self) -> None:
         self.api = Api(self.rig.api_urls)
-        self._field = Field(self.rig, "", self._workers)
+        self._field = Field(self.rig, self.api, "", self._workers)
         possible = {}
         for name, kind in kinds.KINDS.items():
-            if self.only and name not in self.only:
+            if self.only and not any(fnmatch(name, each) for each in self.only):
                 continue
             if kind.needs in self.rig.lacks:
                 self.report.skipped[name] = f"needs {kind.needs}: {self.rig.lacks[kind.needs]}"
@@ -215,6 +216,9 @@ class Soak:
             rework_steps = self.progress.rework_steps(began, ended)
             if why := lost_work(rework_steps, INTERVAL_STEPS, self._slowness(began), struck_kinds):
                 findings.append(("lost_work", why))
+            if why := repeated(incidents, generations, [each.incidents_max for _, each in struck]):
+                findings.append(("repeated", why + self._reasons(incidents)))
+            findings += [("untrue", why) for incident in incidents if (why := untrue(incident))]
             for node, why in evicted(before, after, incidents, touched).items():
                 findings.append(("healthy_evicted", f"{node}: {why}"))
         findings += [("wrong", words) for words in self._wrong_since(wrong)]

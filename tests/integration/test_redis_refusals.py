@@ -210,3 +210,20 @@ async def test_a_new_ca_of_redis_is_read_without_a_restart(own_server: RedisServ
             await log.last_position("s")
         trusted.write_bytes((tmp_path / "foreign-ca.pem").read_bytes())
         await log.last_position("s")
+
+
+async def test_the_wrong_one_of_the_two_schemes_is_named(own_server: RedisServer, tmp_path: Path) -> None:
+    """Neither server says so: one closes the connection at the first command, the other waits for more of the handshake."""
+    certificates.make(tmp_path)
+    chain = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    chain.load_cert_chain(tmp_path / "ours.pem", tmp_path / "ours.key")
+    async with in_tls(own_server.url, chain) as port, opened(f"redis://127.0.0.1:{port}/0") as plain:
+        with pytest.raises(RedisAway, match=r"HOLDFAST_REDIS_URL, which is rediss://… where its port expects TLS$"):
+            await plain.ping()
+    async with opened(own_server.url.replace("redis://", "rediss://")) as encrypted:
+        with pytest.raises(RedisAway, match=r"HOLDFAST_REDIS_URL, which is redis://… where its port expects no TLS$"):
+            await encrypted.ping()
+    own_server.stop()
+    async with opened(own_server.url) as away:
+        with pytest.raises(RedisAway, match=r"check that it is running, and HOLDFAST_REDIS_URL$"):
+            await away.ping()

@@ -108,8 +108,10 @@ async def test_a_sentinel_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "sentinel.conf").write_text("")
     with started(tmp_path, str(tmp_path / "sentinel.conf"), "--sentinel") as url:
         settings = SupervisorSettings(redis_url=url, data_dir=tmp_path, diagnostics="127.0.0.1:1")
-        with pytest.raises(
-            HoldfastError, match="is a Redis Sentinel, which has no data; name the Redis that it watches"
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(
+                HoldfastError, match="is a Redis Sentinel, which has no data; name the Redis that it watches"
+            )
         ):
             await serve(settings)
 

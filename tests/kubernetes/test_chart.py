@@ -242,7 +242,7 @@ def test_values_of_an_earlier_chart_render_as_the_defaults(tmp_path: Path) -> No
     shutil.copytree(CHART, chart)
     values = yaml.safe_load((chart / "values.yaml").read_text())
     values["tls"] = {"existingSecret": "", "certManager": {"issuer": "", "issuerKind": "Issuer"}}
-    del values["redis"]["externalUrlKeys"], values["image"]["digest"]
+    del values["redis"]["externalUrlKeys"], values["redis"]["externalPasswordKeys"], values["image"]["digest"]
     (chart / "values.yaml").write_text(yaml.safe_dump(values))
     done = helm("template", RELEASE, str(chart), "--namespace", NAMESPACE)
     assert done.returncode == 0, done.stderr

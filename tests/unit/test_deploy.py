@@ -123,7 +123,8 @@ def test_each_password_is_in_the_hands_of_its_user_and_of_its_server() -> None:
         ]
         assert all(volume.endswith(":ro") for volume in readers), name
         for user in ("supervisor", "diagnostics"):
-            assert (f"redis://{user}:" in str(service.get("command"))) is name.startswith(user), name
+            url = f"redis://{user}@redis:6379/0?password_file=/var/lib/passwords/{user}/password"
+            assert (service.get("environment", {}).get("HOLDFAST_REDIS_URL") == url) is name.startswith(user), name
     assert "redis://" not in (ROOT / ".env").read_text()
 
 

@@ -90,7 +90,9 @@ class Connection:
             raise self._failure(error) from error
 
     def _failure(self, error: BaseException | None) -> HoldfastError:
-        return refusals.failure(self.address, error, self._password_file)
+        return refusals.failure(
+            self.address, error, password_file=self._password_file, encrypted=redis_url.is_encrypted(self.redis)
+        )
 
 
 class _Broken(Exception):

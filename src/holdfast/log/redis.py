@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, TypeVar
 
 import anyio
+from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
-from holdfast.domain.errors import InvalidSpec, StaleEpoch
+from holdfast.domain.errors import InvalidSpec, StaleEpoch, Unavailable
 from holdfast.log import durability, names, scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
@@ -36,6 +37,8 @@ from holdfast.log.protocol import (
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.refusals import Full
 from holdfast.log.subscription import Limits, Subscription, decode
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.refusal_log import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ MEMORY_SHARE = 16  # a stream uses at most 1/16 of a limited memory, because the
 STREAM_BYTES_MIN = 4 * 2**20
 LIMIT_GOOD_S = 60.0  # seconds for which the server's memory limit is cached
 APPENDED_SHARE = 64  # the size of a stream is checked after each such part of its limit
+SAY_AGAIN_S = 30.0  # why Redis does not serve yet is logged again after this time
 
 T = TypeVar("T")
 
@@ -312,6 +316,30 @@ class RedisLog:
 
     async def ping(self) -> None:
         await self._call(self._redis.ping, delays_s=())
+
+    async def admit(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Wait until Redis serves, and log what it can lose. Started after the first attempt: a service begins meanwhile, so
+        that its health checks answer. Raises `HoldfastError` if this is no Redis for Holdfast, such as a Sentinel."""
+        backoff, repeats = Backoff(max_s=1.0), Repeats(SAY_AGAIN_S, anyio.current_time)
+        waited = False
+        while True:
+            try:
+                await self.ping()
+                await self.server.require_data()
+                risks = await self.risks()
+                break
+            except Unavailable as error:
+                waited = True
+                if repeats.is_due(str(error)):
+                    logger.warning("waiting for Redis: %s", error)
+                task_status.started()
+                task_status = anyio.TASK_STATUS_IGNORED
+                await backoff.sleep()
+        if waited:
+            logger.info("Redis serves now")
+        for risk in risks:
+            logger.warning("Redis may forget: %s; %s", risk.found, risk.advice)
+        task_status.started()
 
     async def risks(self) -> Sequence[durability.Risk]:
         """Describe why this Redis refuses writes, or can lose data."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from redis import SSLConnection, exceptions
 from redis import asyncio as aioredis
-from redis import exceptions
 from redis.credentials import CredentialProvider
 
 from holdfast.domain.errors import InvalidSpec
@@ -58,6 +58,11 @@ def opened(kind: type[Any], setting: str, url: str, **options: Any) -> Any:
     except (ValueError, TypeError) as error:
         raise InvalidSpec(setting, without_password(url), URL_FORMS) from error
     return client
+
+
+def is_encrypted(client: Any) -> bool:
+    """Whether the URL is of the form rediss://."""
+    return issubclass(client.connection_pool.connection_class, (aioredis.SSLConnection, SSLConnection))
 
 
 def password_file_of(client: Any) -> str:

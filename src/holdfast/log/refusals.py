@@ -56,9 +56,11 @@ class BadPasswordFile(exceptions.AuthenticationError):
     """The file `password_file` cannot be read."""
 
 
-def failure(address: str, error: BaseException | None, password_file: str = "") -> HoldfastError:
+def failure(
+    address: str, error: BaseException | None, *, password_file: str = "", encrypted: bool = False
+) -> HoldfastError:
     """Convert an error of redis-py. Returns `Unavailable` (`RedisAway` without an answer) for all that can pass, otherwise
-    `HoldfastError`. `password_file`: where the password is read from; empty = it is in the URL."""
+    `HoldfastError`. `password_file`: where the password is read from; empty = it is in the URL. `encrypted`: TLS was tried."""
     if isinstance(error, BadPasswordFile):
         return Unavailable(f"Redis at {address} cannot be asked: {error}; correct password_file in HOLDFAST_REDIS_URL")
     text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
@@ -66,7 +68,9 @@ def failure(address: str, error: BaseException | None, password_file: str = "") 
         advice = f"write the valid password to {password_file}" if password_file else _CREDENTIALS
         return Unavailable(f"Redis at {address} refuses the credentials ({error}); {advice}")
     if error is None or isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
-        advice = advice_of_broken(error) or "check that it is running, and HOLDFAST_REDIS_URL"
+        advice = (
+            advice_of_broken(error) or f"check that it is running, and HOLDFAST_REDIS_URL{_other(error, encrypted)}"
+        )
         return RedisAway(f"Redis at {address} does not answer ({error}); {advice}")
     if "OOM" in text:
         return Full(
@@ -82,6 +86,16 @@ def failure(address: str, error: BaseException | None, password_file: str = "") 
 def advice_of_broken(error: BaseException | None) -> str:
     """What to do about a connection that has failed with this error; empty if the error does not tell."""
     return next((advice for part, advice in _BROKEN.items() if part in str(error)), "")
+
+
+def _other(error: BaseException | None, encrypted: bool) -> str:
+    """The other scheme, if the error is what the wrong one of the two leads to: Redis without TLS waits for the end of the
+    handshake, and Redis with TLS closes the connection at the first command."""
+    if encrypted:
+        timed_out = isinstance(error, exceptions.TimeoutError)
+        return ", which is redis://… where its port expects no TLS" if timed_out else ""
+    closed = any(part in str(error) for part in ("reset by peer", "closed by server"))
+    return ", which is rediss://… where its port expects TLS" if closed else ""
 
 
 def _without_place(refusal: str) -> str:

@@ -24,7 +24,7 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 UNKNOWN_EXIT: Final = 256  # the exit code of a process that is not a child is unknown
 _START_FIELD: Final = 19  # of /proc/PID/stat behind the name: start time in clock ticks since boot (proc(5), field 22)
 
-# argv: the pid file, the program, its arguments. A full disk must not prevent the start of the program.
+# argv: the pid file, the program, its arguments. A full disk, which may have stderr too, must not prevent the start.
 _NOTE = f"""\
 import os, sys
 path = sys.argv[1]
@@ -35,7 +35,10 @@ try:
         file.write(text)
     os.replace(path + ".new", path)
 except OSError as error:
-    print(f"{{path}} cannot be written, so a successor cannot find this process: {{error}}", file=sys.stderr)
+    try:
+        os.write(2, f"{{path}} cannot be written, so a successor cannot find this process: {{error}}\\n".encode())
+    except OSError:
+        pass
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from replicator_node import fill_up, small_tmpfs
 
 from holdfast.agent.admission import UNKNOWN_OUTCOME
 from holdfast.agent.executor import Executor
@@ -192,15 +193,31 @@ def test_ledger_in_a_bad_place_names_it(tmp_path: Path) -> None:
 
 
 def test_ledger_keeps_what_was_written_when_the_process_dies(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "agent.db")
-    ledger.remember(OrderDone("c1", ok=True))
-    ledger.raise_epoch(9)
-    with sqlite3.connect(tmp_path / "agent.db") as other:  # the first is not closed: as after SIGKILL
-        assert other.execute("SELECT count(*) FROM answer").fetchone() == (1,)
-    other.close()
-    with Ledger(tmp_path / "agent.db") as again:
+    (tmp_path / "live").mkdir()
+    with Ledger(tmp_path / "live" / "agent.db") as ledger:
+        ledger.remember(OrderDone("c1", ok=True))
+        ledger.raise_epoch(9)
+        shutil.copytree(tmp_path / "live", tmp_path / "left")  # while it is open: the files as SIGKILL leaves them
+    with Ledger(tmp_path / "left" / "agent.db") as again:
         assert again.epoch == 9
-    ledger.__exit__(None, None, None)
+        assert again.answer("c1") == OrderDone("c1", ok=True)
+
+
+def test_orders_are_recorded_on_a_disk_that_has_become_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_tmpfs(disk, "8m"), Ledger(disk / "agent.db") as ledger:
+        fill_up(disk)
+        for number in range(3 * ANSWERS_MAX):
+            ledger.remember(OrderDone(f"c{number}", ok=True, reason="a reason of some length " * 10))
+            ledger.raise_epoch(number)
+        assert ledger.answer(f"c{3 * ANSWERS_MAX - 1}") is not None
+
+
+def test_a_ledger_without_room_to_reserve_is_used_as_it_is(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_tmpfs(disk, "128k"), Ledger(disk / "agent.db") as ledger:
+        ledger.remember(OrderDone("c1", ok=True))
+        assert ledger.answer("c1") == OrderDone("c1", ok=True)
 
 
 def take_all(reports: Reports) -> list[tuple[int, str]]:

@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.cli import doctor
 from holdfast.cli.client import Client
+from holdfast.cli.connection import HISTORY_BEHIND
 
 URL = "http://127.0.0.1:1"
 VERSION = {"version": "0.1.0", "protocol_version": 1}
@@ -27,6 +28,7 @@ def found(
     url: str = URL,
     versions: Mapping[str, str] = MappingProxyType({}),
     services: Mapping[str, str] | None = None,
+    behind: str = "",
 ) -> list[tuple[str, str, str]]:
     """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it. `versions`: of agents, by node; those of
     nodes named `gone-` are not connected. `services`: versions of what their agents talk to."""
@@ -40,6 +42,8 @@ def found(
                 for node, version in versions.items()
             ]
             return httpx.Response(200, json={"items": items, "next_cursor": None})
+        if request.url.path == "/v1/incidents":
+            return httpx.Response(200, json={"items": []}, headers={HISTORY_BEHIND: behind} if behind else {})
         if bridge is None:
             return httpx.Response(
                 404, json={"detail": "Not Found"}, headers={"content-type": "application/problem+json"}
@@ -61,6 +65,17 @@ def test_a_cluster_that_is_not_watched_or_of_an_older_supervisor_is_not_mentione
     api = [("API", "ok", f"{URL}, version 0.1.0")]
     assert found(monkeypatch, None) == api
     assert found(monkeypatch, {"watch": False, "watched": []}) == api
+
+
+def test_a_history_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, problem = found(
+        monkeypatch, None, behind="the history /data/h cannot be written: disk is full; free space in /data"
+    )
+    assert problem == (
+        "history",
+        "problem",
+        "incidents are missing: the history /data/h cannot be written: disk is full",
+    )
 
 
 def test_agents_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

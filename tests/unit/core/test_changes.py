@@ -15,7 +15,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Prepare, PrepareTemplate, RanksFinished, RanksStepping, Start, Stop
 from holdfast.supervisor.core import Config, Job, handover
-from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
+from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_RUN_S_MAX, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.lifecycle import Starting
@@ -404,6 +404,21 @@ def test_a_change_that_no_node_can_prepare_is_not_tried_in_a_tight_loop() -> Non
     assert fleet.job.number == number
     fleet.wait(RETRY_RUN_S + 0.1)
     assert fleet.job.number == number + 1
+
+
+def test_a_change_that_no_node_can_prepare_for_long_leaves_the_breaker_closed_and_is_made_when_one_can() -> None:
+    """Say that the disks of the nodes are full, so that no agent can record an order."""
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for _ in range(600):
+        while asked := sorted(fleet.orders(Prepare)):
+            fleet.done(asked[0], Prepare, ok=False, reason="the disk is full")
+        fleet.wait(1.0)
+        assert fleet.state.breaker.open_until is None
+    fleet.answer_orders()
+    fleet.wait(RETRY_RUN_S_MAX + 1.0)
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
 
 
 def test_nodes_that_do_not_prepare_in_time_one_after_the_other_do_not_fail_a_first_start() -> None:

@@ -55,6 +55,10 @@ def test_the_ready_file_is_whole_and_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
 
 
+def test_a_ready_file_that_cannot_be_written_ends_no_service(tmp_path: Path) -> None:
+    announce(tmp_path / "no directory" / "ready.json", {"endpoint": "127.0.0.1:1"})
+
+
 def test_nobody_asked_for_a_ready_file() -> None:
     announce(None, {"endpoint": "127.0.0.1:1"})
 

@@ -88,3 +88,11 @@ def test_a_pid_file_that_cannot_be_written_does_not_keep_the_program_from_runnin
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "runs\n"
     assert "cannot be written" in done.stderr
+
+
+def test_a_full_disk_keeps_no_program_from_starting(tmp_path: Path) -> None:
+    """Its pid file cannot be written, and neither can the error: both are on the disk."""
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
+        done = subprocess.run(noted(program, tmp_path / "no directory" / "pid"), stderr=full, check=False)
+    assert done.returncode == 7

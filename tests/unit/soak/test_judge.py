@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.judge import ADVANCE_STEPS, ALLOWED, Progress, Sample, evicted, leaks, lost_work, restarted
+from benchmarks.soak.judge import (
+    ADVANCE_STEPS,
+    ALLOWED,
+    Progress,
+    Sample,
+    evicted,
+    leaks,
+    lost_work,
+    repeated,
+    restarted,
+    untrue,
+)
 from benchmarks.soak.kinds import KINDS
 from benchmarks.soak.truth import Stepped
 
@@ -30,6 +41,18 @@ def progress(*parts: list[Stepped]) -> Progress:
         seen.add(part)
     return seen
 
+
+CLOSED = {
+    "id": "i-1",
+    "kind": "worker_crash",
+    "state": "resolved",
+    "action": {"kind": "restart"},
+    "fault_at": 1.0,
+    "detected_at": 1.0,
+    "decided_at": 2.0,
+    "prepared_at": None,
+    "first_step_at": 3.0,
+}
 
 # ---------------------------------------------------------------- dead or alive
 
@@ -90,6 +113,29 @@ def view(*nodes: str, phase: str = "running", mesh: dict[str, int] | None = None
 
 def incident(kind: str, *nodes: str, node: str = "") -> dict[str, Any]:
     return {"id": "i-1", "node": node, "action": {"kind": kind, "nodes": list(nodes), "reason": "why"}}
+
+
+def test_an_incident_that_is_opened_or_carried_out_twice_is_found() -> None:
+    assert not repeated([CLOSED], [3, 4], [1])
+    assert not repeated([CLOSED], [4], [1])
+    assert repeated([CLOSED, CLOSED], [3, 4], [1])
+    assert repeated([CLOSED], [3, 4, 5], [1])
+    assert not repeated([CLOSED, CLOSED], [3, 4, 5], [1, 1])
+    assert not repeated([CLOSED] * 9, [3, 4, 5], [1, None]), "a fault whose incidents are not judged"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state": "preparing"}, "is preparing"),
+        ({"action": None}, "without a decision"),
+        ({"decided_at": 0.5}, "decided_at is 0.500 s before detected_at"),
+        ({"first_step_at": 1.5}, "first_step_at is 0.500 s before decided_at"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_found(change: dict[str, Any], says: str) -> None:
+    assert not untrue(CLOSED)
+    assert says in untrue({**CLOSED, **change})
 
 
 def test_a_swap_of_a_node_that_nothing_touched_is_an_eviction() -> None:

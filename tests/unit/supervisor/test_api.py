@@ -23,6 +23,7 @@ from holdfast.domain.orders import Inventory
 from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.policy import restart
+from holdfast.supervisor.api.incidents import BEHIND
 from holdfast.supervisor.core.state import Breaker, Config, State
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.inbox import InboxEvent
@@ -332,6 +333,19 @@ async def test_a_log_that_is_away(api: Any, monkeypatch: pytest.MonkeyPatch) -> 
         problem(await api.http.get(path), 503)
     assert (await api.http.get("/livez")).status_code == 200
     assert (await api.http.get("/healthz")).json()["type"] == "urn:holdfast:problem:redis-away"
+
+
+async def test_a_history_that_is_behind_says_so_with_what_it_has(api: Any) -> None:
+    """An empty list would say that nothing has happened."""
+    assert BEHIND not in (await api.http.get("/v1/incidents")).headers
+    api.backend.behind = lambda: (
+        "the history /data/h.sqlite3 cannot be written:\ndatabase or disk is full; free space in /dätä"
+    )
+    for path in ("/v1/incidents", "/v1/findings", "/v1/actions"):
+        answer = await api.http.get(path)
+        assert answer.json()["items"] == []
+        assert answer.headers[BEHIND].endswith("cannot be written: database or disk is full; free space in /d?t?")
+    assert BEHIND not in (await api.http.get("/v1/jobs")).headers
 
 
 async def test_three_probes_answer_three_questions(api: Any) -> None:

@@ -45,6 +45,7 @@ LEADER_POLL_S = 0.1
 # For the connection of the supervisors to Redis, which they try for 0.3 to 2 s in each request; with the last request.
 REDIS_TIMEOUT_S, REDIS_TIMEOUT_S_MAX = 1.5, 3.0
 PAGE_LIMIT = 200
+HISTORY_BEHIND = "Holdfast-History-Behind"  # header of an answer from the history
 TOKEN_BYTES_MAX = 16_384
 QUOTED_CHARS_MAX = 200  # of an unexpected answer
 PROBLEM = "application/problem+json"
@@ -124,6 +125,7 @@ class Connection:
         Raises `InvalidSpec` if `url` is not an http URL, or if the file of a token, or of a CA that is named for https, cannot
         be used."""
         self.url = url.rstrip("/")
+        self.history_behind = ""  # why the last answer lacks what has happened since
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
         if token is None:
@@ -235,6 +237,7 @@ class Connection:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         self._raise_problem(response)
+        self.history_behind = response.headers.get(HISTORY_BEHIND, "")
         try:
             answer = response.json(object_hook=Answer)
         except (ValueError, RecursionError) as error:

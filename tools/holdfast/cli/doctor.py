@@ -224,6 +224,8 @@ def _api(url: str) -> Iterator[Check]:
             version = client.version()
             cluster = list(_cluster(client))
             nodes = list(client.nodes())
+            client.get("/v1/incidents", limit=1)
+            behind = client.history_behind
     except Untrusted as error:
         found, _, advice = str(error).partition("; ")
         yield Check("API", "problem", found, advice)
@@ -241,6 +243,9 @@ def _api(url: str) -> Iterator[Check]:
     else:
         yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
         yield from _standby(url, version)
+    if behind:
+        found, _, advice = behind.partition("; ")
+        yield Check("history", "problem", f"incidents are missing: {found}", advice)
     yield from _agents(str(version.get("version", "?")), nodes)
     yield from cluster
 

@@ -27,6 +27,7 @@ def list_incidents(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> N
     """List incidents, newest first."""
     with Client(api or api_url()) as client:
         show_list(client.incidents(job or None), COLUMNS, as_json, "no incidents")
+        _say_if_behind(client)
 
 
 @app.command()
@@ -47,6 +48,11 @@ def show(
             print(json.dumps(client.trace(incident), indent=2))
         else:
             console.print(tree(client.trace(incident)))
+
+
+def _say_if_behind(client: Client) -> None:
+    if client.history_behind:
+        typer.echo(f"what has happened since is missing: {client.history_behind}", err=True)
 
 
 def _brief(incident: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +86,7 @@ def list_actions(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> Non
     """List actions, newest first."""
     with Client(api or api_url()) as client:
         show_list(client.actions(job or None), ACTION_COLUMNS, as_json, "no actions")
+        _say_if_behind(client)
 
 
 @actions_app.command("watch")

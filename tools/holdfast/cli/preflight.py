@@ -88,6 +88,11 @@ def _redis_info(url: str) -> dict[str, Any]:
         try:
             info: dict[str, Any] = client.info()
         except (redis.RedisError, OSError) as error:
-            found = refusals.failure(without_password(url), error, redis_url.password_file_of(client))
+            found = refusals.failure(
+                without_password(url),
+                error,
+                password_file=redis_url.password_file_of(client),
+                encrypted=redis_url.is_encrypted(client),
+            )
             raise type(found)(f"--redis-url: {found}") from error
     return info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from holdfast.domain.errors import Conflict, NotFound, Unavailable
 
 SERVICE_START_TIMEOUT_S = 60.0
 POLL_S = 0.02
+FREE_BYTES_MIN = 1 << 16  # with less free space, a service cannot write its log and its other files
 
 Spawn = Callable[[str, str, Path, Mapping[str, str]], Process]  # part, module, log, environment
 
@@ -133,4 +135,6 @@ class Services:
     def _log_tail(self, name: str) -> str:
         directory = self.directory / name
         lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
+        if shutil.disk_usage(directory).free < FREE_BYTES_MIN:
+            lines.append(f"{directory} is on a full file system; free space there")
         return "\n".join(lines) or f"(no log in {directory})"

@@ -153,9 +153,7 @@ securityContext:
 {{- else if .root.Values.redis.externalUrl }}
 - {name: HOLDFAST_REDIS_URL, value: {{ .root.Values.redis.externalUrl | quote }}}
 {{- else }}
-- name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "holdfast.tokens" .root }}, key: redis-{{ .component }}-password}}
-- {name: HOLDFAST_REDIS_URL, value: "redis://{{ .component }}:$(REDIS_PASSWORD)@{{ include "holdfast.name" .root }}-redis.{{ .root.Release.Namespace }}.svc:6379/0"}
+- {name: HOLDFAST_REDIS_URL, value: "redis://{{ .component }}@{{ include "holdfast.name" .root }}-redis.{{ .root.Release.Namespace }}.svc:6379/0?password_file=/etc/holdfast/redis/password"}
 {{- end }}
 {{- if include "holdfast.tlsSecret" . }}
 - {name: HOLDFAST_TLS_CERT, value: /etc/holdfast/tls/tls.crt}
@@ -170,9 +168,23 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* The Secret and the key of the password that a service reads from a file; empty = its URL has the password, or there is none. */}}
+{{- define "holdfast.redisPassword" -}}
+{{- if include "holdfast.ownRedis" .root }}
+secretName: {{ include "holdfast.tokens" .root }}
+items: [{key: redis-{{ .component }}-password, path: password}]
+{{- else if get (.root.Values.redis.externalPasswordKeys | default dict) .component }}
+secretName: {{ required "redis.externalPasswordKeys: set redis.externalUrlSecret to the Secret with these keys" .root.Values.redis.externalUrlSecret }}
+items: [{key: {{ get .root.Values.redis.externalPasswordKeys .component }}, path: password}]
+{{- end }}
+{{- end }}
+
 {{- define "holdfast.mounts" -}}
 - {name: fleet, mountPath: /etc/holdfast/fleet, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- if include "holdfast.redisPassword" . }}
+- {name: redis, mountPath: /etc/holdfast/redis, readOnly: true}
+{{- end }}
 {{- if include "holdfast.tlsSecret" . }}
 - {name: tls, mountPath: /etc/holdfast/tls, readOnly: true}
 {{- end }}
@@ -186,6 +198,12 @@ securityContext:
     items: [{key: join-token, path: join-token}]
 - name: tmp
   emptyDir: {sizeLimit: 256Mi}
+{{- with include "holdfast.redisPassword" . }}
+- name: redis
+  secret:
+    defaultMode: 0440
+    {{- . | nindent 4 }}
+{{- end }}
 {{- if include "holdfast.tlsSecret" . }}
 - name: tls
   secret: {secretName: {{ include "holdfast.tlsSecret" . }}, defaultMode: 0440}

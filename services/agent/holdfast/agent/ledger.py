@@ -2,6 +2,9 @@
 
 SQLite, one file, every write on disk before it returns: an answer that has been sent can be repeated. The oldest answers are
 dropped beyond `answers_max`; the supervisor stops repeating an order when it has an answer.
+
+An order that cannot be recorded is not executed. The file therefore has room in advance, so that a disk that is full later, for
+instance of logs, keeps no job from recovering: free pages in the database, and a log of writes that is as long as it gets.
 """
 
 from __future__ import annotations
@@ -10,11 +13,18 @@ import sqlite3
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.orders import OrderDone
 from holdfast.wire import records
 
 ANSWERS_MAX = 1000
+RESERVE_PAGES = 512  # 2 MiB: more than `ANSWERS_MAX` answers; pages of dropped ones are used again
+PAGE_ROOM_BYTES = 4092  # of a page of a large value
+CHECKPOINT_PAGES = 128  # the log of writes is copied into the database, and written from its beginning again
+
+log = structlog.get_logger("holdfast.agent.ledger")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answer (number INTEGER PRIMARY KEY, command_id TEXT UNIQUE NOT NULL, answer TEXT NOT NULL);
@@ -33,9 +43,13 @@ class Ledger:
         self._path, self._answers_max = path, answers_max
         try:
             self._database = database or sqlite3.connect(path, isolation_level=None)
+            # No file of shared memory, for which a full disk has no room.
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
+            self._database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self._database.executescript(_SCHEMA)
+            self._reserve()
             (self._epoch,) = self._database.execute("SELECT epoch FROM epoch").fetchone()
         except sqlite3.Error as error:
             raise self._failed(error) from error
@@ -74,6 +88,21 @@ class Ledger:
         if newest > self._answers_max:
             self._write("DELETE FROM answer WHERE number <= ?", (newest - self._answers_max,))
 
+    def _reserve(self) -> None:
+        """Write and delete the reserve, which leaves its pages in the database and in the log of writes."""
+        try:
+            (pages,) = self._database.execute("PRAGMA page_count").fetchone()
+            (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+            room = PAGE_ROOM_BYTES * (max(free, RESERVE_PAGES - pages) - 2)
+            self._database.executescript(
+                "BEGIN; CREATE TABLE reserve (room BLOB);"
+                f"INSERT INTO reserve VALUES (zeroblob({max(room, 0)})); DROP TABLE reserve; COMMIT;"
+            )
+        except sqlite3.OperationalError as error:
+            self._database.rollback()
+            advice = f"free space in {self._path.parent}"
+            log.warning("no room is reserved for orders", path=str(self._path), reason=str(error), advice=advice)
+
     def _write(self, statement: str, values: tuple[object, ...]) -> int:
         """Return the number of the row that was inserted last."""
         try:
@@ -82,4 +111,5 @@ class Ledger:
             raise self._failed(error) from error
 
     def _failed(self, error: sqlite3.Error) -> HoldfastError:
-        return HoldfastError(f"the agent's record {self._path} cannot be used: {error}; is the disk full or read-only?")
+        advice = f"free space in {self._path.parent}, or make it writable"
+        return HoldfastError(f"the agent's record {self._path} cannot be used: {error}; {advice}")

@@ -32,13 +32,13 @@ log = structlog.get_logger("holdfast.diagnostics")
 
 
 async def serve(settings: DiagnosticsSettings) -> None:
-    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; after that, waits for Redis."""
+    """Run on Redis. Outages are waited for, also at the start."""
     collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
-        await event_log.ping()
-        await event_log.server.require_data()
-        await run(settings, event_log)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(event_log.admit)
+            await run(settings, event_log)
     finally:
         with anyio.CancelScope(shield=True):
             await event_log.aclose()

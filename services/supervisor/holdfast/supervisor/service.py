@@ -61,15 +61,13 @@ log = structlog.get_logger("holdfast.supervisor")
 
 
 async def serve(settings: SupervisorSettings) -> None:
-    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; later outages are waited for."""
+    """Run on Redis. Outages are waited for, also at the start."""
     collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
-        await event_log.ping()
-        await event_log.server.require_data()
-        for risk in await event_log.risks():
-            log.warning("Redis may forget", reason=risk.found, advice=risk.advice)
-        await run(settings, event_log)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(event_log.admit)
+            await run(settings, event_log)
     finally:
         with anyio.CancelScope(shield=True):
             await event_log.aclose()
@@ -160,6 +158,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             agents=leader.agents,
             standby=leader.standby,
             trouble=trouble,
+            behind=lambda: follower.trouble,
             now=leader.now,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())

@@ -16,6 +16,7 @@ import anyio.to_thread
 import structlog
 
 from holdfast.domain.errors import Unavailable
+from holdfast.supervisor import sqlite_wal
 
 KEPT_MAX = 100_000
 TRIM_EVERY = 1000  # rows written between two looks at the limit
@@ -54,10 +55,8 @@ class AuditStore:
         """Raises `Unavailable` if the file cannot be used."""
 
         def connect() -> sqlite3.Connection:
-            database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            database = sqlite_wal.connect(path, isolation_level=None)
             try:
-                database.execute("PRAGMA journal_mode=WAL")
-                database.execute("PRAGMA synchronous=NORMAL")
                 database.executescript(_SCHEMA)
             except sqlite3.Error:
                 database.close()
@@ -67,7 +66,9 @@ class AuditStore:
         try:
             return cls(await anyio.to_thread.run_sync(connect), **limits)
         except sqlite3.Error as error:
-            raise Unavailable(f"the audit log {path} cannot be used ({error}): move the file away") from error
+            raise Unavailable(
+                f"the audit log {path} cannot be used ({error}): free space in {path.parent}, or move a damaged file away"
+            ) from error
 
     async def add(self, at: float, fields: Mapping[str, object]) -> None:
         """Keep a line. A file that cannot be written is logged: the request that was audited is answered all the same."""

@@ -94,11 +94,12 @@ class Backend:
         agents: Callable[[], Agents] | None = None,
         standby: Callable[[], Awaitable[Standby]] | None = None,
         trouble: Callable[[], str] = lambda: "",
+        behind: Callable[[], str] = lambda: "",
         now: Callable[[], float] = time.time,
     ) -> None:
         """`standby`: who would take over; None = there is never one. `trouble`: why this supervisor can
-        neither lead nor stand by. `now`: the time of the state, Unix seconds. `agents`: whom agents are asked through; raises
-        `Unavailable` without sessions, which only a leader has.
+        neither lead nor stand by. `behind`: why the history lacks the newest incidents. `now`: the time of the state, Unix
+        seconds. `agents`: whom agents are asked through; raises `Unavailable` without sessions, which only a leader has.
 
         `cluster`: how well the bridge to Kubernetes sees the cluster; None = there is no bridge. `alerts`: what sends
         alerts; None = nobody is notified. `audit`: where lines of the audit log are kept; None = they are in the log only."""
@@ -117,6 +118,7 @@ class Backend:
         self._agents = agents
         self._standby = standby
         self.trouble = trouble
+        self.behind = behind
         self.now = now
         self._look = look
         self._policies = policies

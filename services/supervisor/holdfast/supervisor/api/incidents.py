@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Annotated, TypeVar
 
-from fastapi import Query
+from fastapi import Depends, Query, Response
 
 from holdfast.domain.errors import NotFound
 from holdfast.domain.incidents import Incident
@@ -14,12 +14,22 @@ from holdfast.supervisor.api import incident_models, incident_views, models
 from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, number_of
 
+BEHIND = "Holdfast-History-Behind"  # of an answer from the history: why it lacks what has happened since
+
 router = guarded("/v1", tags=["incidents"])
 
 OfJob = Annotated[str | None, Query(max_length=200, description="Only this job's.")]
 OfNode = Annotated[str | None, Query(max_length=200, description="Only this node's.")]
 SUGGESTED_FROM = 500  # the newest findings, among which a mistyped id is looked for
 SUGGESTED_MAX = 3
+
+
+def _say_if_behind(backend: Serving, response: Response) -> None:
+    if why := backend.behind():
+        response.headers[BEHIND] = why.encode("ascii", "replace").decode().replace("\n", " ")
+
+
+router.dependencies.append(Depends(_say_if_behind))
 
 R = TypeVar("R")
 V = TypeVar("V", bound=models.Model)

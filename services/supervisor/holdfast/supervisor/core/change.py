@@ -59,7 +59,10 @@ from holdfast.supervisor.timers import (
 REPLANS_MAX = 8  # of one change; after these, the breaker counts another change
 FEWER_TRIES_MAX = 3  # after this many failed restores of a step, fewer replicas are not tried instead of step 0
 RETRY_S = 10.0  # a job that could not be prepared on the present nodes is retried after this time
-RETRY_RUN_S = 2.0  # likewise a job that has run; a restarted replicator answers by then
+RETRY_RUN_S = 2.0  # likewise a job that has run, at first; a restarted replicator answers by then
+# Later at growing intervals: retries of one job must not open the breaker, which leaves all other jobs without recovery.
+RETRY_SHARE = 0.5  # of the time for which it has been down
+RETRY_RUN_S_MAX = 60.0
 
 _shard_source = constructor_of(ShardSource)
 
@@ -363,7 +366,15 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
     else:
         turn.move(name, Cause.CANNOT_RUN, Waiting(awaited), reason)
     if retry or retry_s > 0:
-        turn.set_timer(RetryDue(name), turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
+        turn.set_timer(RetryDue(name), turn.at + (retry_s or _retry_s(turn, job)))
+
+
+def _retry_s(turn: Turn, job: Job) -> float:
+    if job.running is None:
+        return RETRY_S
+    detected_at = [incident.detected_at for incident in turn.open_incidents(job.name)[:1]]
+    down_since = max(job.progress.seen_at, *detected_at, 0.0)
+    return min(max(RETRY_RUN_S, RETRY_SHARE * (turn.at - down_since)), RETRY_RUN_S_MAX)
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float, *, planned_before: bool) -> None:

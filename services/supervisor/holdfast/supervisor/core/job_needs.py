@@ -259,7 +259,7 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     if job.target_dp == dp or (job.progress.reports_no_steps and job.target_dp > dp):
         return None  # a script that reports no steps cannot be interrupted cheaply: it grows with the next restart
     if job.target_dp < dp:
-        return RESIZE, "", f"{job.target_dp} replicas are wanted, {dp} run"
+        return RESIZE, "", f"the target is dp {job.target_dp}, and the job runs with dp {dp}"
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp)
     if not isinstance(outcome, Plan) or outcome.mesh.dp <= dp or loans.are_asked(turn, job):
         return None  # it grows once, when all lent nodes are free

@@ -234,7 +234,7 @@ def request_resize(turn: Turn, event: ResizeRequested) -> None:
     else:
         planned.drop(turn, job.name, f"overtaken by a resize to dp {event.dp}")
         turn.put_job(event.job, target_dp=event.dp, planned_not_before=0.0)
-        turn.note(event.job, f"{event.dp} replicas are wanted: {event.reason}")
+        turn.note(event.job, f"the target is dp {event.dp}: {event.reason}")
 
 
 # ---------------------------------------------------------------- the end

@@ -29,11 +29,13 @@ class Troubles:
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
+        self.reason = ""  # empty: the stream is followed
         self._logged: dict[str, float] = {}  # by event: time of its log line
         self._times = 0
 
     def add(self, event: str, error: HoldfastError) -> None:
         self._times += 1
+        self.reason = str(error)
         now = anyio.current_time()
         if now - self._logged.get(event, -SAY_AGAIN_S) >= SAY_AGAIN_S:
             self._logged[event] = now
@@ -41,6 +43,7 @@ class Troubles:
             report(event, stream=self._stream, reason=str(error), times=self._times)
 
     def over(self) -> None:
+        self.reason = ""
         if self._logged:
             log.info("the history is followed again", stream=self._stream, times=self._times)
             self._logged.clear()
@@ -54,7 +57,13 @@ class Follower:
         self._log = event_log
         self._history = history
         self._progress = progress
+        self._troubles = {stream: Troubles(stream) for stream in (EVENTS, STEPS)}
         self.caught_up = anyio.Event()  # set when the history contains all events that were in the stream at the start
+
+    @property
+    def trouble(self) -> str:
+        """Why the history lacks what has happened since; empty if it does not."""
+        return self._troubles[EVENTS].reason or self._troubles[STEPS].reason
 
     async def follow_events(self) -> None:
         cursor, _ = await self._history.cursors()
@@ -68,7 +77,7 @@ class Follower:
         self, stream: str, cursor: str, keep: Callable[[Sequence[Delivery]], Awaitable[None]], caught_up: anyio.Event
     ) -> None:
         backoff = Backoff(max_s=1.0)
-        troubles = Troubles(stream)
+        troubles = self._troubles[stream]
         while True:
             try:
                 wait_s = WAIT_S if caught_up.is_set() else None

@@ -53,7 +53,8 @@ log = structlog.get_logger("holdfast.supervisor.history.protocol")
 class SqliteHistory:
     """A `History`. Open with `await SqliteHistory.open(path)`."""
 
-    def __init__(self, database: sqlite3.Connection, *, steps_max: int, events_max: int) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection, *, steps_max: int, events_max: int) -> None:
+        self._path = path
         self._database = database
         self._steps_max = steps_max
         self._events_max = events_max
@@ -63,7 +64,8 @@ class SqliteHistory:
     @classmethod
     async def open(cls, path: Path, *, steps_max: int = STEPS_MAX, events_max: int = EVENTS_MAX) -> SqliteHistory:
         """Raises `Unavailable` if the file cannot be written."""
-        return cls(await anyio.to_thread.run_sync(open_file, path), steps_max=steps_max, events_max=events_max)
+        database = await anyio.to_thread.run_sync(open_file, path)
+        return cls(path, database, steps_max=steps_max, events_max=events_max)
 
     async def aclose(self) -> None:
         await anyio.to_thread.run_sync(self._database.close, limiter=self._one_at_a_time)
@@ -322,8 +324,12 @@ class SqliteHistory:
             return await anyio.to_thread.run_sync(work, limiter=self._one_at_a_time)
         except sqlite3.OperationalError as error:
             if "full" in str(error):
-                raise OutOfSpace(f"the history cannot be written: {error}; make room in HOLDFAST_DATA_DIR") from error
-            raise Unavailable(f"the history cannot be used: {error}; is HOLDFAST_DATA_DIR writable?") from error
+                raise OutOfSpace(
+                    f"the history {self._path} cannot be written: {error}; free space in {self._path.parent}"
+                ) from error
+            raise Unavailable(
+                f"the history {self._path} cannot be used: {error}; is {self._path.parent} writable?"
+            ) from error
 
 
 def _about(record: Published) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.errors import Unavailable
+from holdfast.supervisor import sqlite_wal
 
 log = structlog.get_logger("holdfast.supervisor.history.protocol")
 SCHEMA = """
@@ -79,17 +80,14 @@ def open_file(path: Path) -> sqlite3.Connection:
             log.warning("the history is damaged; a new one is built", path=str(path), reason=str(error))
     except (OSError, sqlite3.OperationalError) as error:
         raise Unavailable(
-            f"cannot open the history {path}: {error}; HOLDFAST_DATA_DIR must be a writable directory"
+            f"cannot open the history {path}: {error}; HOLDFAST_DATA_DIR must be a writable directory with free space"
         ) from error
     return _recreate(path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Used by one thread at a time, not always the same one.
-    database = sqlite3.connect(path, check_same_thread=False)
+    database = sqlite_wal.connect(path)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # the last moments are read from the streams again
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if layout == LAYOUT:
             return database
