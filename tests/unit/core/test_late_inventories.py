@@ -100,10 +100,10 @@ def test_a_newer_step_that_must_not_be_restored_is_not_waited_for() -> None:
     assert restored(fleet) == 20
 
 
-def in_doubt(store: str = "") -> Fleet:
+def in_doubt(store: str = "", store_keep: int = 3) -> Fleet:
     """Of three nodes, only n2 has its shard of the verified step 30; step 40, which is in doubt, is also on n0."""
     spec = job(dp=3)
-    fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store=store)))
+    fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store=store, store_keep=store_keep)))
     fleet.train(40)
     held(fleet, "n0", (30, 0), (40, 0), (40, 2))
     held(fleet, "n1", (30, 1), (40, 1))
@@ -156,3 +156,14 @@ def test_a_step_in_the_object_store_that_is_not_in_doubt_is_restored_before_newe
         held(fleet, node, (40, rank), stored=stored)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     assert restored(fleet) == 20
+
+
+def test_of_a_store_that_keeps_many_steps_all_are_known_because_the_newest_may_be_in_doubt() -> None:
+    fleet = in_doubt("file:///store", store_keep=20)
+    generation = fleet.job.running
+    assert generation is not None
+    stored = tuple(StoredStep(generation.attempt, each, generation.mesh, sharded=False) for each in range(60, 20, -2))
+    for rank, node in enumerate(("n0", "n1", "n2")):
+        held(fleet, node, (40, rank), stored=stored)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 38

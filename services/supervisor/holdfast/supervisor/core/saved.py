@@ -280,7 +280,9 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
         old = known.get((each.attempt, each.step))
         if old is None or not old.damage:
             known[each.attempt, each.step] = each
-    newest = sorted((key for key in known if line.holds(*key)), reverse=True)[: turn.config.stored_max]
+    # As many as the store keeps: the newest ones may turn out to be of a corrupt state.
+    count_max = max(turn.config.stored_max, min(job.spec.checkpoint.store_keep + 1, turn.config.stored_limit))
+    newest = sorted((key for key in known if line.holds(*key)), reverse=True)[:count_max]
     stored = tuple(known[key] for key in newest)
     before = job.checkpoints
     if stored != before.stored:
