@@ -51,6 +51,7 @@ class LocalGeneration:
     has_learned: bool = False  # its workers are forked from a template with modules that earlier workers have imported
     start_note: str = ""  # for the log of the ranks: why they are not, although they could be
     judged: bool = False  # whether its start went well is known, and was told (`Templates.judge`)
+    has_cascaded: bool = False  # the communication of a rank has failed before its first step
     _unheard_until: float = 0.0
 
     @property

@@ -33,6 +33,7 @@ from holdfast.agent.workers.templates import Templates
 from holdfast.agent.workers.worker import Exit, Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
+from holdfast.domain.communication import is_communication
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
@@ -440,7 +441,8 @@ class WorkerPool:
             exited = generation.exited(worker, how)
             self._emit(exited)
             if not worker.expected and how.exit_code != 0 and not ended_from_outside(how):
-                self._templates.judge(generation, time.time(), _failure(exited))
+                cascading = exited.error is not None and is_communication(exited.error)
+                self._templates.judge(generation, time.time(), _failure(exited), cascading=cascading)
             if (finished := generation.finished()) is not None:
                 self._report(finished)
                 self._report_stopped(generation, finished=True)
