@@ -59,6 +59,18 @@ OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to alloca
         ("RuntimeError", "DataLoader worker (pid(s) 17, 18) exited unexpectedly", ErrorClass.RESOURCES),
         ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", ErrorClass.RESOURCES),
         ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Segmentation fault.", ErrorClass.SCRIPT),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException",
+            "process 0 terminated with signal SIGKILL",
+            ErrorClass.RESOURCES,
+        ),
+        ("ProcessExitedException", "process 0 terminated with signal SIGSEGV", ErrorClass.CRASH),
+        ("ProcessExitedException", "process 1 terminated with exit code 3", ErrorClass.SCRIPT),
+        (
+            "concurrent.futures.process.BrokenProcessPool",
+            "A process in the process pool was terminated abruptly while the future was running or pending.",
+            ErrorClass.RESOURCES,
+        ),
         ("RuntimeError", "unable to write to file </torch_7>: No space left on device (28)", ErrorClass.STORAGE),
         (
             "triton.runtime.errors.OutOfResources",

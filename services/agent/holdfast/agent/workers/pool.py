@@ -380,10 +380,7 @@ class WorkerPool:
         if worker is None or worker.pid != who.pid or not worker.alive:
             return
         log.warning("rank is overdue by its own monitoring", job=who.job, rank=who.rank, reason=reason)
-        try:
-            append_to_log(worker.identity.log_path, f"rank {who.rank} is killed: {reason}")
-        except OSError as error:
-            log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
+        _note(worker, f"rank {who.rank} is killed: {reason}")
         worker.kill()
 
     # ------------------------------------------------------------------ workers
@@ -438,6 +435,9 @@ class WorkerPool:
                 self.worker_set.add_ended(worker, how)
             self._emit_unsent_steps(generation)
             self._emit_memory_kill(worker, how)
+            if how.left and not worker.expected:
+                ended = f"rank {worker.identity.rank} has ended with exit code 0"
+                _note(worker, f"{ended}, and the processes that it had started are killed: {', '.join(how.left)}")
             exited = generation.exited(worker, how)
             self._emit(exited)
             if not worker.expected and how.exit_code != 0 and not ended_from_outside(how):
@@ -550,6 +550,13 @@ class WorkerPool:
 def _save(at_step: int, leaving: str) -> dict[str, int | str]:
     """The fields of a `checkpoint_now` message."""
     return {"at_step": at_step} | ({"leaving": leaving} if leaving else {})
+
+
+def _note(worker: Worker, line: str) -> None:
+    try:
+        append_to_log(worker.identity.log_path, line)
+    except OSError as error:
+        log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
 
 
 def _failure(exit_: WorkerExited) -> str:

@@ -72,10 +72,12 @@ _RESOURCES = re.compile(
     r"can't start new thread|too many open files|errno (?:11|23|24)\]|resource temporarily unavailable|thread creation failed"
     r"|pthread_create failed|unable to open shared memory object|items of ancdata|insufficient shared memory"
     r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm"
-    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
+    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))"
+    r"|process \d+ terminated with signal SIG(?:KILL|BUS)|process pool was terminated abruptly",
     re.IGNORECASE,
 )
-_KILLED_HELPER = re.compile(r"killed by signal: Killed", re.IGNORECASE)
+_KILLED_HELPER = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL|terminated abruptly", re.IGNORECASE)
+_CRASHED_HELPER = re.compile(r"^process \d+ terminated with signal ")  # of torch.multiprocessing.spawn
 # NCCL could not do its own part: it refuses what the script asks for, such as one GPU for two ranks, or a limit of the node was
 # reached. A socket that has no data yet is also "temporarily unavailable".
 _NCCL = re.compile(
@@ -151,6 +153,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.DEVICE
     if _RESOURCES.search(message):
         return ErrorClass.RESOURCES
+    if _CRASHED_HELPER.search(message):
+        return ErrorClass.CRASH
     if is_storage(message):
         return ErrorClass.STORAGE
     if is_service(error):
