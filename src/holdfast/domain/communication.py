@@ -1,4 +1,4 @@
-"""Recognizes the exceptions of a rank whose communication with another rank has failed: messages of gloo, NCCL and the TCPStore.
+"""Recognizes exceptions of a rank whose communication with another rank has failed, by messages of gloo, NCCL and the TCPStore.
 
 When one rank of a job ends, the others fail in their next collective within milliseconds. The rank that such a message names is
 not evidence: three ranks that had lost the same rank named three different ones. Only the class of the error is used.

@@ -649,7 +649,9 @@ def test_nothing_that_a_worker_starts_outlives_it(agent: Agent, tmp_path: Path, 
     note = "holdfast: rank 0 has ended with exit code 0, and the processes that it had started are killed: "
     said = [line for line in agent.worker_log(job, 1, 0).splitlines() if line.startswith(note)]
     assert len(said) == (end == "exit"), "a script that daemonizes appears to complete at once"
-    assert all(sorted(line.removeprefix(note).split(", ")) == ["a fork of itself", "sleep 600", "sleep 600"] for line in said)
+    assert all(
+        sorted(line.removeprefix(note).split(", ")) == ["a fork of itself", "sleep 600", "sleep 600"] for line in said
+    )
 
 
 def test_a_killed_reaper_takes_its_worker_along_and_the_agent_ends_the_rest(agent: Agent, tmp_path: Path) -> None:

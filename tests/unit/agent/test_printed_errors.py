@@ -65,7 +65,9 @@ def test_an_exception_after_which_the_script_went_on_is_not_its_end(tmp_path: Pa
     assert read(tmp_path, f"{PRINTED}[rank0]:[W] a warning of torch at the end\n") == ("ValueError", "bad sample 17")
 
 
-@pytest.mark.parametrize("text", ["", "step 30\n", "Traceback (most recent call last):\n", PRINTED.replace("  File", "File")])
+@pytest.mark.parametrize(
+    "text", ["", "step 30\n", "Traceback (most recent call last):\n", PRINTED.replace("  File", "File")]
+)
 def test_other_output_is_no_exception(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) is None
 

@@ -77,9 +77,7 @@ def read_printed(log: Path, *, aborted: bool) -> WorkerError | None:
     if sum(1 for line in text[last.end() :].splitlines() if line.strip()) > LINES_AFTER_MAX:
         return None
     message = (last["message"] or "").strip()
-    return WorkerError(
-        _text(last["type"], FRAME_CHARS_MAX), _text(message, MESSAGE_CHARS_MAX), _frames(last["frames"])
-    )
+    return WorkerError(_text(last["type"], FRAME_CHARS_MAX), _text(message, MESSAGE_CHARS_MAX), _frames(last["frames"]))
 
 
 def _parse(message: object) -> WorkerError:

@@ -107,6 +107,7 @@ class LocalGeneration:
             order.hang,
             self.submission,
             order.warning_settles_s,
+            self.has_learned,
         )
         self.progress = Progress(
             node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at

@@ -76,7 +76,9 @@ _RESOURCES = re.compile(
     r"|process \d+ terminated with signal SIG(?:KILL|BUS)|process pool was terminated abruptly",
     re.IGNORECASE,
 )
-_KILLED_HELPER = re.compile(r"killed by signal: Killed|terminated with signal SIGKILL|terminated abruptly", re.IGNORECASE)
+_KILLED_HELPER = re.compile(
+    r"killed by signal: Killed|terminated with signal SIGKILL|terminated abruptly", re.IGNORECASE
+)
 _CRASHED_HELPER = re.compile(r"^process \d+ terminated with signal ")  # of torch.multiprocessing.spawn
 # NCCL could not do its own part: it refuses what the script asks for, such as one GPU for two ranks, or a limit of the node was
 # reached. A socket that has no data yet is also "temporarily unavailable".
@@ -107,11 +109,15 @@ _HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
 # The line that says what is wrong; libraries print the usage before or after it.
 _MISTAKE = re.compile(
     r"^(?:\S+: )?error: |Flags parsing error|can't open file '|: No module named|^Missing |^Unrecognized |^No such "
-    r"|^Invalid value|^Got unexpected|^Could not |^Error (?:parsing|merging) |^Cannot find |^no viable alternative|^In '|^You must ",
+    r"|^Invalid value|^Got unexpected|^Could not |^Error (?:parsing|merging) |^Cannot find |^no viable alternative|^In '"
+    r"|^You must ",
     re.IGNORECASE,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_DECORATION = re.compile(rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?")  # … and boxes with their titles
+# … and boxes with their titles
+_DECORATION = re.compile(rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?")
+    rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?"
+)  # … and boxes with their titles
 _USAGE_CODES = (1, 2)
 _UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 
