@@ -149,7 +149,8 @@ def doubts(found: list[Finding], steps: int) -> list[int | None]:
     for step in range(1, steps + 1):
         for finding in by_step.get(step, ()):
             if finding.contradicts:
-                assert standing is not None and finding.contradicts == standing.id
+                assert standing is not None
+                assert finding.contradicts == standing.id
                 standing = None
             elif finding.verified_step is not None:
                 standing = finding
@@ -173,7 +174,8 @@ def test_no_step_without_a_number_is_without_a_doubt_and_no_doubt_is_about_a_ver
         if math.isfinite(loss):
             verified = step - 1
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            assert doubt is not None and doubt <= verified, f"step {step}"
+            assert doubt is not None, f"step {step}"
+            assert doubt <= verified
             assert step - doubt < DOUBT_STEPS_MAX or verified == doubt, "the supervisor drops older doubts"
 
 

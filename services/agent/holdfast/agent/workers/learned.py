@@ -7,9 +7,9 @@ with the list of its last run.
 A start with learned modules that ends before its first step is a *doubt*: the job starts without them until it has stepped. If
 the first start without them reaches its first step, in the same run, they are not used again for this script until the script
 imports others, or other versions of them. If it fails as well, or the doubt is only that the ranks were stopped early, the
-modules are used again afterwards. If the communication of a rank has failed, another node may be the cause: the modules are used
-again, and given up if the next start with them ends in the same way. Doubts are stored, so that a restart of the agent does not
-repeat the failure."""
+modules are used again afterwards. If the communication of a rank has failed, another node may be the cause: the modules are
+used again, and given up if the next start with them ends in the same way. Doubts are stored, so that a restart of the agent
+does not repeat the failure."""
 
 from __future__ import annotations
 

@@ -116,8 +116,6 @@ _MISTAKE = re.compile(
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # … and boxes with their titles
 _DECORATION = re.compile(rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?")
-    rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?"
-)  # … and boxes with their titles
 _USAGE_CODES = (1, 2)
 _UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 

@@ -5,7 +5,7 @@ loss that is not finite is a warning at first, and an error after `persist_steps
 weights that are NaN. A gradient norm that is not finite remains a warning, because a loss scaler produces such steps on purpose
 and skips them. All of these name the last step whose state is verified, by a finite loss in the step after it, and put later
 states in doubt. A warning is withdrawn at the next step with a finite loss and gradient norm. Values that come and go lead to
-one warning per `doubt_s`, or per `quiet_steps`: from the second time on, a warning is withdrawn after `doubt_s` at the earliest.
+a warning per `doubt_s`, or per `quiet_steps`: from the second time on, a warning is withdrawn after `doubt_s` at the earliest.
 
 After a rollback, steps are repeated with their former losses, which may be far above those of the abandoned steps. The history
 of a repeated step, and of all steps after it, is therefore dropped.
