@@ -134,11 +134,15 @@ def _follow(worker: int, link: socket.socket) -> None:
 
 def _commands(worker: int) -> list[str]:
     """Return the command lines of processes that a worker has left although it ended well: a daemon may be what trains."""
-    found = []
-    for pid in _children():
+    found, family = [], {os.getpid()}
+    # In this order a parent comes before its children, unless numbers have started again. A daemon's parent may be exiting.
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if _parent(pid) not in family:
+            continue
+        family.add(pid)
         with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             command = cmdline.read(COMMAND_BYTES_MAX).replace(b"\0", b" ").decode(errors="replace").strip()
-            if pid != worker and command and not _HELPERS.search(command):  # a zombie has no command line
+            if pid != worker and command and not _HELPERS.search(command):  # a process that exits has no command line
                 found.append("a fork of itself" if command.startswith(_TITLE) else command)
     return found[:COMMANDS_MAX]
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,10 @@ def learned(agent: Agent, count: int = 1) -> dict[str, Any]:
     return wait_until(found, description="a template with learned modules", timeout_s=TIMEOUT_S)[-1]
 
 
+def stepping(agent: Agent, generation: int) -> None:
+    agent.plane.wait_for(RanksStepping, lambda each: each.generation == generation)
+
+
 def stop(agent: Agent, generation: int) -> None:
     assert agent.plane.ask(Stop("learns", generation)).ok
 
@@ -266,7 +271,7 @@ def test_no_start_waits_for_a_template_whose_imports_take_long(agent: Agent, pac
     wait_until(began.exists, description="the template to begin its imports", timeout_s=TIMEOUT_S)
     stop(agent, 1)
     assert begin(agent, path, 2) == [], "while the template imports"
-    agent.plane.wait_for(RanksStepping, lambda each: each.generation == 2)
+    stepping(agent, 2)
     gate.touch()
     learned(agent)
     stop(agent, 2)
@@ -281,7 +286,7 @@ def test_modules_of_a_namespace_package_are_learned(agent: Agent, package: Path,
     learned(agent)
     stop(agent, 1)
     assert {package.name, *(f"{package.name}.m{number}" for number in range(MORE_MIN))} == {*begin(agent, path, 2)}
-    agent.plane.wait_for(RanksStepping, lambda each: each.generation == 2)
+    stepping(agent, 2)
     stop(agent, 2)
     (package / "m0.py").write_text("VERSION = 22\n")
     assert begin(agent, path, 3) == []
@@ -302,13 +307,12 @@ def test_ranks_that_import_other_modules_start_with_those_of_the_first(
     stop(agent, 1)
     for generation in (2, 3):
         names = begin(agent, path, generation, nproc=2)
-        other = wait_until(
-            lambda each=generation: agent.worker_lines("learns", each, 1), description="rank 1", timeout_s=TIMEOUT_S
-        )
+        lines = partial(agent.worker_lines, "learns", generation, 1)
+        other = wait_until(lines, description="rank 1", timeout_s=TIMEOUT_S)
         assert f"{package.name}.first" in names
         assert f"{package.name}.other" not in names
         assert other.split() == names
-        agent.plane.wait_for(RanksStepping, lambda each, of=generation: each.generation == of)
+        stepping(agent, generation)
         stop(agent, generation)
 
 
