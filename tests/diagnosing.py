@@ -66,6 +66,7 @@ class Fleet:
     generation: int = 1
     job: str = JOB
     submission: str = "s1"
+    learned_start: bool = False
     clock_ahead_s: dict[str, float] = field(default_factory=dict)  # of nodes whose clocks are wrong
 
     def __post_init__(self) -> None:
@@ -112,7 +113,8 @@ class Fleet:
         mesh = self.mesh or Mesh.of({"dp": len(self.ranks)})
         ranks = tuple(self.ranks_of(node))
         at = T0 + self.now + self.clock_ahead_s.get(node, 0.0)
-        return GenerationStarted(node, at, self.job, self.generation, mesh, ranks, self.hang, self.submission)
+        started = GenerationStarted(node, at, self.job, self.generation, mesh, ranks, self.hang, self.submission)
+        return replace(started, learned_start=self.learned_start)
 
     def stop(self, *nodes: str, finished: bool = False) -> None:
         for node in nodes or self.names:

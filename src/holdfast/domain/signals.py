@@ -37,6 +37,7 @@ class GenerationStarted:
     hang: HangSpec
     submission: str = ""  # distinguishes submissions of the same job name; "" = not known
     warning_settles_s: float = 0.0  # how long a warning must last before the policy is asked; 0 = not reported
+    learned_start: bool = False  # the ranks have modules that earlier ones have imported (`preload: [auto]`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ Messages are JSON objects with a `type`, as in `holdfast.domain.worker`. File de
                                                     and of the reaper
       fork_failed  reason:str                       instead of all others; the template may send it for the reaper
       exited       exit_code:int|null signal:int|null at:float uptime_s:float
+                   left:[command line]              of processes that still ran when the worker ended with code 0
       cleared      (nothing)                        no process that the worker started is left; then the link ends
 """
 

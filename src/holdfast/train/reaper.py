@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import Final
 
 from holdfast.domain import template as protocol
@@ -33,6 +35,10 @@ PR_SET_NAME: Final = 15
 PR_SET_CHILD_SUBREAPER: Final = 36
 NAME: Final = b"holdfast-reaper"
 WORKER_NAME: Final = b"python"
+COMMANDS_MAX: Final = 4
+COMMAND_BYTES_MAX: Final = 200
+_TITLE: Final = "holdfast: "  # of a worker (`title.py`), and of its forks
+_HELPERS: Final = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")  # they end with their parent
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,6 +119,7 @@ def _follow(worker: int, link: socket.socket) -> None:
             signal=None if by_exit else ended.si_status,
             at=time.time(),
             uptime_s=time.monotonic(),
+            left=_commands(worker) if by_exit and ended.si_status == 0 else [],
         ),
     )
     try:
@@ -123,6 +130,21 @@ def _follow(worker: int, link: socket.socket) -> None:
     os.waitid(os.P_PID, worker, os.WEXITED)
     _end_children()
     _send(link, protocol.encode("cleared"))
+
+
+def _commands(worker: int) -> list[str]:
+    """Return the command lines of processes that a worker has left although it ended well: a daemon may be what trains."""
+    found, family = [], {os.getpid()}
+    # In this order a parent comes before its children, unless numbers have started again. A daemon's parent may be exiting.
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if _parent(pid) not in family:
+            continue
+        family.add(pid)
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            command = cmdline.read(COMMAND_BYTES_MAX).replace(b"\0", b" ").decode(errors="replace").strip()
+            if pid != worker and command and not _HELPERS.search(command):  # a process that exits has no command line
+                found.append("a fork of itself" if command.startswith(_TITLE) else command)
+    return found[:COMMANDS_MAX]
 
 
 def _end_children() -> None:

@@ -132,7 +132,7 @@ class TickAck(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission", "warning_settles_s")
+    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission", "warning_settles_s", "learned_start")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class GenerationStarted(_message.Message):
     HANG_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     WARNING_SETTLES_S_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_START_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -149,7 +150,8 @@ class GenerationStarted(_message.Message):
     hang: _types_pb2.HangSpec
     submission: str
     warning_settles_s: float
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ..., warning_settles_s: _Optional[float] = ...) -> None: ...
+    learned_start: bool
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ..., warning_settles_s: _Optional[float] = ..., learned_start: bool = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
     __slots__ = ("at", "job", "generation", "finished", "submission")

@@ -9,6 +9,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from waiting import wait_until
 
 from holdfast.agent.workers.learned import MORE_MIN
 from holdfast.domain.job import EnvSource, LaunchSpec
-from holdfast.domain.orders import PrepareTemplate, Stop
+from holdfast.domain.orders import PrepareTemplate, RanksStepping, Stop
 from holdfast.domain.signals import WorkerExited
 
 TIMEOUT_S = 120.0
@@ -144,6 +145,10 @@ def learned(agent: Agent, count: int = 1) -> dict[str, Any]:
     return wait_until(found, description="a template with learned modules", timeout_s=TIMEOUT_S)[-1]
 
 
+def stepping(agent: Agent, generation: int) -> None:
+    agent.plane.wait_for(RanksStepping, lambda each: each.generation == generation)
+
+
 def stop(agent: Agent, generation: int) -> None:
     assert agent.plane.ask(Stop("learns", generation)).ok
 
@@ -244,6 +249,71 @@ def test_after_a_failed_start_with_learned_modules_the_next_ones_have_none(
     assert begin(agent, path, 4, token="another") == []
     assert note in agent.worker_log("learns", 4, 0)
     stop(agent, 4)
+
+
+# Waits when it is imported by a template or its scout; a worker has a title.
+SLOW = """
+import os, time
+with open('/proc/self/cmdline', 'rb') as cmdline:
+    IN_WORKER = cmdline.read().startswith(b'holdfast: ')
+if not IN_WORKER:
+    os.close(os.open({began!r}, os.O_CREAT))
+while not IN_WORKER and not os.path.exists({gate!r}):
+    time.sleep(0.01)
+"""
+
+
+def test_no_start_waits_for_a_template_whose_imports_take_long(agent: Agent, package: Path, tmp_path: Path) -> None:
+    gate, began = tmp_path / "gate", tmp_path / "began"
+    (package / "slow.py").write_text(SLOW.format(gate=str(gate), began=str(began)))
+    path = script(tmp_path, "learns", BEGINS.format(package=package.name) + imports(package, "slow") + STEPS)
+    assert begin(agent, path, 1) == []
+    wait_until(began.exists, description="the template to begin its imports", timeout_s=TIMEOUT_S)
+    stop(agent, 1)
+    assert begin(agent, path, 2) == [], "while the template imports"
+    stepping(agent, 2)
+    gate.touch()
+    learned(agent)
+    stop(agent, 2)
+    assert f"{package.name}.slow" in begin(agent, path, 3)
+    stop(agent, 3)
+
+
+def test_modules_of_a_namespace_package_are_learned(agent: Agent, package: Path, tmp_path: Path) -> None:
+    (package / "__init__.py").unlink()
+    path = script(tmp_path, "learns", BEGINS.format(package=package.name) + imports(package) + STEPS)
+    begin(agent, path, 1)
+    learned(agent)
+    stop(agent, 1)
+    assert {package.name, *(f"{package.name}.m{number}" for number in range(MORE_MIN))} == {*begin(agent, path, 2)}
+    stepping(agent, 2)
+    stop(agent, 2)
+    (package / "m0.py").write_text("VERSION = 22\n")
+    assert begin(agent, path, 3) == []
+    assert f"the file of {package.name}.m0 has changed" in agent.worker_log("learns", 3, 0)
+    stop(agent, 3)
+
+
+def test_ranks_that_import_other_modules_start_with_those_of_the_first(
+    agent: Agent, package: Path, tmp_path: Path
+) -> None:
+    for name in ("first", "other"):
+        (package / f"{name}.py").write_text("")
+    text = BEGINS.format(package=package.name) + imports(package)
+    text += f"if os.environ['RANK'] == '0':\n    import {package.name}.first\nelse:\n    import {package.name}.other\n"
+    path = script(tmp_path, "learns", text + STEPS)
+    begin(agent, path, 1, nproc=2)
+    learned(agent)
+    stop(agent, 1)
+    for generation in (2, 3):
+        names = begin(agent, path, generation, nproc=2)
+        lines = partial(agent.worker_lines, "learns", generation, 1)
+        other = wait_until(lines, description="rank 1", timeout_s=TIMEOUT_S)
+        assert f"{package.name}.first" in names
+        assert f"{package.name}.other" not in names
+        assert other.split() == names
+        stepping(agent, generation)
+        stop(agent, generation)
 
 
 def test_a_job_with_other_modules_leaves_no_template_behind(agent: Agent, package: Path, tmp_path: Path) -> None:

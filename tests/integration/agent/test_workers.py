@@ -128,6 +128,16 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
 
+DAEMONIZES = """
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+time.sleep(600)
+"""
+
 BINDS_ITS_RECORDER = """
 import os, socket, time
 recorder = socket.socket(socket.AF_UNIX)
@@ -646,6 +656,19 @@ def test_nothing_that_a_worker_starts_outlives_it(agent: Agent, tmp_path: Path, 
         case "exit":
             (tmp_path / "end").touch()
     wait_until(lambda: all(map(gone, left)), description="what it started to go")
+    note = "holdfast: rank 0 has ended with exit code 0, and the processes that it had started are killed: "
+    said = [line for line in agent.worker_log(job, 1, 0).splitlines() if line.startswith(note)]
+    assert len(said) == (end == "exit"), "a script that daemonizes appears to complete at once"
+    killed = ["a fork of itself", "a fork of itself", "sleep 600", "sleep 600"]
+    assert all(sorted(line.removeprefix(note).split(", ")) == killed for line in said)
+
+
+def test_a_script_that_daemonizes_is_named_in_its_log(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "daemon", DAEMONIZES)
+    start_job(agent.plane, prepare_order("daemon", path))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "daemon")
+    assert exited.exit_code == 0
+    assert "the processes that it had started are killed: a fork of itself" in agent.worker_log("daemon", 1, 0)
 
 
 def test_a_killed_reaper_takes_its_worker_along_and_the_agent_ends_the_rest(agent: Agent, tmp_path: Path) -> None:

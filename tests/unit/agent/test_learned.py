@@ -38,18 +38,34 @@ class Scripts:
         path.write_text(json.dumps(content))
         os.utime(path, ns=(0, len(list(self._root.iterdir())) + hash(path.read_text()) % 10**9))
 
-    def judge(self, run: str, *, has_learned: bool, at: float = 5.0, failure: str = "", steps: bool = False) -> None:
+    def judge(
+        self,
+        run: str,
+        *,
+        has_learned: bool,
+        at: float = 5.0,
+        failure: str = "",
+        steps: bool = False,
+        cascades: int = 0,
+        stopped: bool = False,
+    ) -> None:
+        """A generation starts, the communication of so many of its ranks fails, then one fails or steps, or all are stopped."""
         site = SimpleNamespace(learned=self._root / "learned", agent_dir=self._root, user=None)
         templates = Templates(cast(Site, site), {}, lambda: None)
         generation = SimpleNamespace(
             order=SimpleNamespace(launch=LAUNCH, generation=2, job="gpt", hang=HangSpec()),
             submission=run,
             judged=False,
+            has_cascaded=False,
             started_at=0.0,
             has_learned=has_learned,
             has_stepped_or_lasted=lambda _: steps,
         )
-        templates.judge(cast(LocalGeneration, generation), at, failure)
+        for _ in range(cascades):
+            lost = "rank 0 raised DistNetworkError"
+            templates.judge(cast(LocalGeneration, generation), at, lost, cascading=True)
+        if failure or steps or stopped or not cascades:
+            templates.judge(cast(LocalGeneration, generation), at, failure)
 
     def refused(self, run: str) -> str:
         return self.learned.refused(LAUNCH, run)
@@ -99,6 +115,40 @@ def test_a_start_that_hangs_is_given_up(scripts: Scripts) -> None:
     scripts.judge("run", has_learned=True, at=600.0)
     scripts.judge("run", has_learned=False, steps=True)
     assert scripts.refused("another run")
+
+
+@pytest.mark.parametrize("at", [5.0, HangSpec().init_s + 1])
+def test_a_communication_that_fails_once_may_be_another_nodes_fault(scripts: Scripts, at: float) -> None:
+    scripts.judge("run", has_learned=True, cascades=2, stopped=True, at=at)
+    assert "rank 0 raised DistNetworkError" in scripts.refused("run"), "the next start has none, in case it is theirs"
+    scripts.judge("run", has_learned=False, steps=True)
+    assert scripts.refused("run") == "", "they may be harmless"
+    scripts.judge("run", has_learned=True, steps=True)
+    scripts.judge("run", has_learned=True, cascades=1)
+    scripts.judge("run", has_learned=False, steps=True)
+    assert scripts.refused("run") == "", "they have worked in between"
+
+
+def test_a_communication_that_fails_again_with_them_and_not_without_gives_them_up(scripts: Scripts) -> None:
+    for _ in range(2):
+        assert scripts.refused("run") == ""
+        scripts.judge("run", has_learned=True, cascades=2, stopped=True)
+        scripts.judge("run", has_learned=False, steps=True)
+    assert scripts.refused("another run")
+
+
+def test_a_rank_that_fails_by_itself_after_the_communication_of_another_gives_them_up(scripts: Scripts) -> None:
+    scripts.judge("run", has_learned=True, cascades=1, failure="rank 1 raised RuntimeError")
+    assert "rank 1 raised RuntimeError" in scripts.refused("run")
+    scripts.judge("run", has_learned=False, steps=True)
+    assert scripts.refused("another run")
+
+
+def test_a_communication_that_fails_without_them_too_says_nothing_about_them(scripts: Scripts) -> None:
+    scripts.judge("run", has_learned=True, failure="rank 0 raised RuntimeError")
+    scripts.judge("run", has_learned=False, cascades=1, stopped=True)
+    scripts.judge("run", has_learned=False, steps=True)
+    assert scripts.refused("another run"), "the failure was one of the modules"
 
 
 def test_a_start_that_steps_leaves_no_doubt(scripts: Scripts) -> None:

@@ -467,3 +467,14 @@ def test_saves_that_nothing_follows_and_unplanned_losses_tell_the_script_nothing
     fleet.run()
     assert fleet.nodes() == ("n0", "n1", "n3")
     assert leaving(fleet) == set()
+
+
+def test_a_start_that_a_wrong_command_line_ends_announces_no_other_change() -> None:
+    fleet = Fleet(1, decide=False)
+    fleet.submit(job(dp=1))
+    fleet.answer_orders()
+    fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0, blame="user", error_class="usage")
+    assert fleet.job.reason.startswith("generation 1 is abandoned, and the policy is asked: worker_crash on n0")
+    fleet.answer()
+    fleet.expect(JobPhase.FAILED)
+    assert "Correct the command line" in fleet.job.reason

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind
-from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
+from holdfast.domain.orders import Inventory
 from holdfast.supervisor.core.lifecycle import Deferred
 from holdfast.supervisor.protocol import JobPhase
 
@@ -95,3 +98,72 @@ def test_a_newer_step_that_must_not_be_restored_is_not_waited_for() -> None:
     fleet.connect("n2", announced=(JOB,))
     fleet.find(FindingKind.SILENT_CORRUPTION, verified_step="25")
     assert restored(fleet) == 20
+
+
+def in_doubt(store: str = "", store_keep: int = 3) -> Fleet:
+    """Of three nodes, only n2 has its shard of the verified step 30; step 40, which is in doubt, is also on n0."""
+    spec = job(dp=3)
+    fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store=store, store_keep=store_keep)))
+    fleet.train(40)
+    held(fleet, "n0", (30, 0), (40, 0), (40, 2))
+    held(fleet, "n1", (30, 1), (40, 1))
+    held(fleet, "n2", (30, 2), (40, 2))
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="38")
+    return fleet
+
+
+def held(fleet: Fleet, node: str, *shards: tuple[int, int], stored: tuple[StoredStep, ...] = ()) -> None:
+    fleet.report(node, Inventory(JOB, tuple(shard(fleet, *each, node) for each in shards), stored))
+
+
+@pytest.mark.parametrize("announced", [(JOB,), None])
+def test_a_state_in_doubt_is_not_restored_before_a_restarted_agent_has_reported_its_shards(
+    announced: tuple[str, ...] | None,
+) -> None:
+    fleet = in_doubt()
+    fleet.connect("n2", announced=announced)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert isinstance(fleet.job.doing, Deferred)
+    fleet.now += 0.1
+    held(fleet, "n2", (30, 2), (40, 2))
+    assert restored(fleet) == 30
+
+
+def test_a_verified_step_that_only_a_node_has_that_is_away_is_waited_for_before_a_state_in_doubt_is_restored() -> None:
+    fleet = in_doubt()
+    fleet.connect("n3")
+    fleet.lose("n2")
+    assert isinstance(fleet.job.doing, Deferred)
+    fleet.wait(fleet.state.config.scratch_s - 1.0)
+    assert isinstance(fleet.job.doing, Deferred)
+    fleet.wait(2.0)
+    assert restored(fleet) == 40, "the node does not come back, and the run has nothing else to continue from"
+
+
+def test_without_a_node_that_is_away_a_state_in_doubt_is_restored_at_once() -> None:
+    fleet = in_doubt()
+    held(fleet, "n2", (40, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 40
+
+
+def test_a_step_in_the_object_store_that_is_not_in_doubt_is_restored_before_newer_ones_on_the_nodes() -> None:
+    fleet = in_doubt("file:///store")
+    generation = fleet.job.running
+    assert generation is not None
+    stored = tuple(StoredStep(generation.attempt, each, generation.mesh, sharded=False) for each in (20, 50))
+    for rank, node in enumerate(("n0", "n1", "n2")):
+        held(fleet, node, (40, rank), stored=stored)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 20
+
+
+def test_of_a_store_that_keeps_many_steps_all_are_known_because_the_newest_may_be_in_doubt() -> None:
+    fleet = in_doubt("file:///store", store_keep=20)
+    generation = fleet.job.running
+    assert generation is not None
+    stored = tuple(StoredStep(generation.attempt, each, generation.mesh, sharded=False) for each in range(60, 20, -2))
+    for rank, node in enumerate(("n0", "n1", "n2")):
+        held(fleet, node, (40, rank), stored=stored)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 38

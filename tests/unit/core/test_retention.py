@@ -235,6 +235,16 @@ def test_a_crash_while_the_state_is_in_doubt_restores_the_last_verified_step() -
     assert fleet.job.generation.restore.step == 13, "the doubt was about the generation before"
 
 
+def test_a_spike_does_not_end_a_doubt() -> None:
+    fleet = fleet_of_three()
+    fleet.step_all(12)
+    doubt = fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING, verified_step="11")
+    fleet.find(FindingKind.NUMERICAL, severity=Severity.WARNING)
+    assert fleet.job.restore_limit is not None
+    fleet.fold(FindingArrived(fleet.now, over(fleet, doubt)))
+    assert fleet.job.restore_limit is None
+
+
 def test_a_doubt_that_is_never_withdrawn_ends() -> None:
     fleet = fleet_of_three()
     fleet.step_all(12)

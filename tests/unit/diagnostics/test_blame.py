@@ -59,6 +59,18 @@ OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to alloca
         ("RuntimeError", "DataLoader worker (pid(s) 17, 18) exited unexpectedly", ErrorClass.RESOURCES),
         ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", ErrorClass.RESOURCES),
         ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Segmentation fault.", ErrorClass.SCRIPT),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException",
+            "process 0 terminated with signal SIGKILL",
+            ErrorClass.RESOURCES,
+        ),
+        ("ProcessExitedException", "process 0 terminated with signal SIGSEGV", ErrorClass.CRASH),
+        ("ProcessExitedException", "process 1 terminated with exit code 3", ErrorClass.SCRIPT),
+        (
+            "concurrent.futures.process.BrokenProcessPool",
+            "A process in the process pool was terminated abruptly while the future was running or pending.",
+            ErrorClass.RESOURCES,
+        ),
         ("RuntimeError", "unable to write to file </torch_7>: No space left on device (28)", ErrorClass.STORAGE),
         (
             "triton.runtime.errors.OutOfResources",
@@ -244,15 +256,70 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_named_so_with_the_limit() -
 # ---------------------------------------------------------------- scripts that do not begin
 
 USAGE = ("usage: train.py [-h] --lr LR", "train.py: error: the following arguments are required: --lr")
+BOX = "\u2500"
+HYDRA_END = ("", "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
+# What is printed, as the libraries print it, and what is repeated of it.
+REFUSED: list[tuple[int, tuple[str, ...], str]] = [
+    (2, USAGE, USAGE[-1]),
+    (2, USAGE[1:], USAGE[-1]),  # the usage text is longer than what is kept of a log
+    (2, ("Usage: train.py [OPTIONS]", "", "Error: No such option: --lrr"), "Error: No such option: --lrr"),
+    (
+        2,
+        (
+            "\x1b[33mUsage: \x1b[0mtrain.py [OPTIONS] {lr}",
+            "Try 'train.py --help' for help.",
+            f"\u256d{BOX} Error {BOX * 30}\u256e",
+            "\u2502 No such option: --foo            \u2502",
+            f"\u2570{BOX * 38}\u256f",
+        ),
+        "No such option: --foo",
+    ),
+    (
+        2,
+        (
+            f"\u256d{BOX} Required options {BOX * 6}\u256e",
+            "\u2502 Missing from train.py:    \u2502",
+            "\u2502     --lr FLOAT            \u2502",
+            f"\u2570{BOX * 25}\u256f",
+        ),
+        "Missing from train.py: --lr FLOAT",
+    ),
+    (2, ("ERROR: Could not consume arg: --foo=2", "Usage: fir.py 1 -"), "ERROR: Could not consume arg: --foo=2"),
+    (
+        1,
+        ("FATAL Flags parsing error: Unknown command line flag 'foo'", "Pass --helpshort or --helpfull to see help"),
+        "Unknown command line flag 'foo'",
+    ),
+    (1, ("Could not override 'foo'.", "To append to your config use +foo=1", *HYDRA_END), "Could not override 'foo'."),
+    (
+        1,
+        ("a warning", "Error parsing override 'lr'", "missing EQUAL at '<EOF>'", *HYDRA_END),
+        "step: Error parsing override 'lr' missing EQUAL",
+    ),
+    (
+        1,
+        ("Cannot find primary config 'nope'. Check that it's in your path.", "", "Config search path:", *HYDRA_END),
+        "Cannot find primary config 'nope'",
+    ),
+    (1, ("Multiple values for db.", *HYDRA_END), "Multiple values for db"),
+    (2, ("/usr/bin/python: can't open file '/w/nofile.py': [Errno 2] No such file",), "/w/nofile.py"),
+    (1, ("/usr/bin/python3: No module named nomodule",), "No module named nomodule"),
+]
 NOT_BEGUN: list[dict[str, Any]] = [
-    {"exit_code": 2, "log_tail": USAGE},
-    {"exit_code": 2, "log_tail": USAGE[1:]},  # the usage text is longer than what is kept of a log
-    {"exit_code": 2, "log_tail": ("Usage: train.py [OPTIONS]", "", "Error: No such option: --lrr")},
-    {"exit_code": 2, "log_tail": ("/usr/bin/python: can't open file '/w/nofile.py': [Errno 2] No such file",)},
-    {"exit_code": 1, "log_tail": ("/usr/bin/python3: No module named nomodule",)},
+    *({"exit_code": code, "log_tail": printed} for code, printed, _ in REFUSED),
     {"error": WorkerError("ModuleNotFoundError", "No module named 'flash_attn'", ("/w/t.py:1 <module>",))},
     {"error": WorkerError("SyntaxError", "invalid syntax (t.py, line 2)")},
 ]
+
+
+@pytest.mark.parametrize(("code", "printed", "expected"), REFUSED, ids=str)
+def test_what_is_wrong_with_a_command_line_is_repeated(code: int, printed: tuple[str, ...], expected: str) -> None:
+    fleet = Fleet(nodes=1, ranks_per_node=2)
+    fleet.start()
+    fleet.exits(1, exit_code=code, log_tail=printed)
+    summary = fleet.only().summary
+    assert expected.removesuffix(".") in summary
+    assert not {"HYDRA_FULL_ERROR", BOX, "\u2570", "\x1b"} & {*summary, *summary.split()}
 
 
 @pytest.mark.parametrize("how", NOT_BEGUN, ids=str)
@@ -262,8 +329,6 @@ def test_a_script_that_cannot_begin_is_the_users_at_the_first_start_of_a_job_on_
     fleet.exits(1, **how)
     found = fleet.only()
     assert (found.attribution.blame, found.attribution.error_class) == ("user", "usage")
-    if "log_tail" in how:
-        assert how["log_tail"][-1] in found.summary, "what it has printed"
 
 
 @pytest.mark.parametrize("how", NOT_BEGUN, ids=str)
@@ -304,6 +369,8 @@ def test_after_a_step_or_minutes_it_is_no_error_of_usage(how: dict[str, Any]) ->
     [
         {"exit_code": 1, "log_tail": ("RuntimeError: usage of the buffer is wrong",)},
         {"exit_code": 3, "log_tail": USAGE},
+        {"exit_code": 1, "log_tail": ("Could not override the loss function", "giving up")},
+        {"error": WorkerError("ValueError", "bad"), "log_tail": HYDRA_END},
         {"signal": 9, "log_tail": USAGE},
         {
             "error": WorkerError(

@@ -216,6 +216,27 @@ def test_a_script_that_spoke_once_can_hang_in_init() -> None:
     assert fleet.only().kind is FindingKind.HANG
 
 
+@pytest.mark.parametrize(
+    ("learned", "trains", "expected"), [(True, False, "learned_start"), (True, True, ""), (False, False, "")]
+)
+def test_a_hang_before_the_first_step_of_a_start_with_learned_modules_says_so(
+    learned: bool, trains: bool, expected: str
+) -> None:
+    """The next start differs, so the hang says nothing about the script."""
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=3.0, init_s=20.0), learned_start=learned)
+    fleet.start()
+    fleet.training = trains
+    if not trains:
+        for rank in fleet.ranks.values():
+            rank.phase, rank.phase_at = Phase.INIT, 1.0
+    fleet.run(until=30.0)
+    fleet.training = False
+    fleet.ranks[1].state = "T"
+    fleet.run(until=60.0)
+    found = next(each for each in fleet.found if each.severity is Severity.ERROR)
+    assert (found.kind, found.attribution.error_class) == (FindingKind.HANG, expected)
+
+
 def test_ranks_that_ended_well_are_not_waited_for() -> None:
     """Rank 0 has left; the others wait for rank 5 at the end."""
     fleet = fleet_of(ranks_per_node=3)

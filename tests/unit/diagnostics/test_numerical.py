@@ -16,6 +16,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
+from holdfast.supervisor.core.job import DOUBT_STEPS_MAX
 
 T0 = 1_700_000_000.0
 
@@ -31,12 +32,14 @@ def started(generation: int) -> Alone[NumericalState]:
     return detector
 
 
-def run(losses: Iterable[float], grads: Iterable[float] | None = None, *, generation: int = 1) -> list[Finding]:
+def run(
+    losses: Iterable[float], grads: Iterable[float] | None = None, *, generation: int = 1, step_s: float = 1.0
+) -> list[Finding]:
     """A job of two ranks, rank 1 reporting a loss and a norm per step. A NaN travels as the agent sends it: +inf."""
     detector, found, losses = started(generation), list[Finding](), list(losses)
     norms = [math.nan] * len(losses) if grads is None else list(grads)
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=1):
-        at = T0 + step
+        at = T0 + step * step_s
         item = StepColumns(
             "n0", at, "gpt", generation, (0, 1), (step,) * 2, (at - 1,) * 2, (at,) * 2,
             (0.0,) * 2, (0.0,) * 2, (1,) * 2, (math.nan, loss), (math.nan, norm),
@@ -135,3 +138,93 @@ def test_a_lasting_nan_is_dated_by_its_first_step() -> None:
     found = run([*falling(50), *[math.nan] * 6])
     lasting = next(finding for finding in found if finding.severity is Severity.ERROR)
     assert lasting.since == T0 + 51
+
+
+def doubts(found: list[Finding], steps: int) -> list[int | None]:
+    """For each step from 1, the verified step that the standing warning names after it."""
+    standing, at_step = None, list[int | None]()
+    by_step: dict[int, list[Finding]] = {}
+    for finding in found:
+        by_step.setdefault(int(finding.evidence["step"]), []).append(finding)
+    for step in range(1, steps + 1):
+        for finding in by_step.get(step, ()):
+            if finding.contradicts:
+                assert standing is not None
+                assert finding.contradicts == standing.id
+                standing = None
+            elif finding.verified_step is not None:
+                standing = finding
+        at_step.append(None if standing is None else standing.verified_step)
+    return at_step
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=150),
+    st.sampled_from([0.01, 1.0, 30.0]),
+)
+def test_no_step_without_a_number_is_without_a_doubt_and_no_doubt_is_about_a_verified_state(
+    bad: list[tuple[bool, bool]], step_s: float
+) -> None:
+    losses = [1.0, 1.0, *(math.inf if loss else 1.0 for loss, _ in bad)]
+    norms = [1.0, 1.0, *(math.inf if norm else 1.0 for _, norm in bad)]
+    found = run(losses, norms, step_s=step_s)
+    verified = 0
+    for step, (loss, norm, doubt) in enumerate(zip(losses, norms, doubts(found, len(losses)), strict=True), start=1):
+        if math.isfinite(loss):
+            verified = step - 1
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            assert doubt is not None, f"step {step}"
+            assert doubt <= verified
+            assert step - doubt < DOUBT_STEPS_MAX or verified == doubt, "the supervisor drops older doubts"
+
+
+def test_a_second_step_without_a_number_puts_the_state_in_doubt_again() -> None:
+    losses = falling(80)
+    losses[39] = losses[59] = losses[60] = math.nan
+    warning, over, again = run(losses)
+    assert (warning.verified_step, over.contradicts) == (38, warning.id)
+    assert (again.severity, again.verified_step, again.evidence["times"]) == (Severity.WARNING, 58, "2")
+    later = run([*losses, *[1.0] * 60])[-1]
+    assert (later.contradicts, later.evidence["step"]) == (again.id, "120"), "a minute, because it has come again"
+
+
+def test_values_that_come_and_go_are_not_reported_at_every_step() -> None:
+    losses = [math.nan if step % 2 else 1.0 for step in range(600)]
+    assert len(run([1.0, *losses])) <= 2 * 600 / 60 + 2, "one-second steps: a warning and its end per minute"
+    assert len(run([1.0, *losses], step_s=0.01)) <= 2 * 600 / 100 + 2
+
+
+def test_a_spike_within_a_doubt_does_not_end_it() -> None:
+    norms = [*np.random.default_rng(0).lognormal(0, 0.2, 40), math.inf, 50.0, math.inf, math.inf]
+    found = run([*falling(40), 2.0, math.inf, 2.0, 2.0], norms)
+    assert doubts(found, 44)[40:] == [40, 40, 40, 40]
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_after_a_rollback_a_value_that_is_not_a_number_is_reported_again(steps: int) -> None:
+    detector, found = Alone(Numerical()), list[Finding]()
+    for generation, first in ((1, 1), (2, 30)):
+        start(detector, generation)
+        for step in range(first, 60 + steps):
+            at = T0 + 1000 * generation + step
+            loss = 1.0 if step < (60 if generation == 1 else 40) else math.nan
+            found += detector.observe(StepRecord("gpt", generation, step, 1, at - 1, at, 1, loss, 0.0), at)
+    by_generation = [[(f.severity, f.verified_step) for f in found if f.generation == each] for each in (1, 2)]
+    lasting = [(Severity.ERROR, 58)] if steps > 4 else []
+    assert by_generation[0] == [(Severity.WARNING, 58), *lasting]
+    assert by_generation[1][:2] == [(Severity.WARNING, 38), (Severity.ERROR, 38)]
+
+
+def test_a_gradient_after_a_rollback_names_no_step_of_the_abandoned_lineage() -> None:
+    detector, found = Alone(Numerical()), list[Finding]()
+    for generation, steps in ((1, range(1, 301)), (2, range(21, 30))):
+        start(detector, generation)
+        for step in steps:
+            at, norm = T0 + 1000 * generation + step, math.inf if (generation, step) == (2, 25) else 1.0
+            item = StepColumns(
+                "n0", at, "gpt", generation, (0,), (step,), (at - 1,), (at,), (0.0,), (0.0,), (1,), (1.0,), (norm,)
+            )
+            found += detector.observe(item, at)
+            found += detector.observe(StepRecord("gpt", generation, step, 1, at - 1, at, 1, 1.0, 0.0), at)
+    assert [f.verified_step for f in found] == [24, None]

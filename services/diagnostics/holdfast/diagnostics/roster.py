@@ -64,6 +64,7 @@ class Generation:
     started_at: float | None = None  # the earliest start, agents' clocks
     starts: dict[str, float] = field(default_factory=dict)  # node → its newest start, agent's clock
     spread: bool = False  # the ranks are on more than one node
+    learned_start: bool = False  # ranks of some node have modules that earlier ones have imported
     nodes: set[str] = field(default_factory=set)
     node_of: dict[int, str] = field(default_factory=dict)  # rank → node, for ranks whose start or exit was reported
     left: set[str] = field(default_factory=set)  # nodes that stopped their ranks, or whose ranks have all finished
@@ -233,6 +234,7 @@ class Roster:
         generation.place(item.node, item.ranks)
         generation.starts[item.node] = item.at
         generation.started_at = min(item.at, generation.started_at or item.at)
+        generation.learned_start = generation.learned_start or item.learned_start
         generation.spread = len(item.ranks) < item.mesh.world_size
         job.began_at = min(item.at, job.began_at or item.at)
         self._nodes.get_or_add(item.node, _Node).last_job = item.job

@@ -42,6 +42,9 @@ class NumericalThresholds:
     persist_steps: int = 5  # steps in a row without a finite loss; a loss scaler recovers sooner, a broken state never
     quiet_steps: int = 100  # a spike within this many steps of the last spike is not reported
     repeat_s: float = 600.0
+    doubt_s: float = (
+        60.0  # a value that is not a number again within `quiet_steps`: it puts the state in doubt for so long
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

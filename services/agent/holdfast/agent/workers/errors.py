@@ -1,5 +1,6 @@
 """Reads why a worker failed: its error file, in the format of torchelastic, as the worker template or torch's `@record` writes
-it, or what the C++ runtime printed before it aborted the process."""
+it, or what it printed at its end: the C++ runtime before it aborts the process, a program that does not start from the
+template, or a library that catches exceptions and ends the process (Hydra)."""
 
 from __future__ import annotations
 
@@ -32,6 +33,14 @@ _UNCAUGHT = re.compile(
 )
 _WATCHDOGS = re.compile(r"\A\[PG.{0,200}? watchdog thread terminated with exception: ", re.IGNORECASE | re.DOTALL)
 LOG_BYTES_MAX = 64 << 10
+# An exception that was printed is the cause of the end if at most this many lines follow: a script may go on after it.
+LINES_AFTER_MAX = 3
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # of torch, before each line of an exception
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?P<frames>(?:[ \t].*\n)+)"
+    r"(?P<type>[^\W\d][\w.]*)(?:: (?P<message>.*(?:\n[^\[\n].*){0,40}))?$",
+    re.MULTILINE,
+)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
@@ -47,22 +56,28 @@ def read_error_file(path: Path, uid: int | None = None) -> WorkerError | None:
         return None
 
 
-def read_uncaught(log: Path) -> WorkerError | None:
-    """Return the C++ exception because of which the runtime aborted the process, from its log; None if there is none."""
+def read_printed(log: Path, *, aborted: bool) -> WorkerError | None:
+    """Return the exception that ended the process, from the end of its log; None if there is none. `aborted`: the C++ runtime
+    aborted the process."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
             text = file.read(LOG_BYTES_MAX).decode(errors="replace")
     except OSError:
         return None
-    uncaught = list(_UNCAUGHT.finditer(text))
-    if not uncaught:
+    if aborted:
+        if not (uncaught := list(_UNCAUGHT.finditer(text))):
+            return None
+        kind, message = uncaught[-1]["type"].replace("::", "."), _WATCHDOGS.sub("", uncaught[-1]["message"])
+        return WorkerError(_text(kind, FRAME_CHARS_MAX), _text(message.strip(), MESSAGE_CHARS_MAX))
+    text = _RANK_PREFIX.sub("", text)
+    if not (printed := list(_TRACEBACK.finditer(text))):
         return None
-    found = uncaught[-1]
-    message = _WATCHDOGS.sub("", found["message"])
-    return WorkerError(
-        _text(found["type"].replace("::", "."), FRAME_CHARS_MAX), _text(message.strip(), MESSAGE_CHARS_MAX)
-    )
+    last = printed[-1]
+    if sum(1 for line in text[last.end() :].splitlines() if line.strip()) > LINES_AFTER_MAX:
+        return None
+    message = (last["message"] or "").strip()
+    return WorkerError(_text(last["type"], FRAME_CHARS_MAX), _text(message, MESSAGE_CHARS_MAX), _frames(last["frames"]))
 
 
 def _parse(message: object) -> WorkerError:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.agent.workers.errors import read_error_file, read_uncaught
+from holdfast.agent.workers.errors import read_error_file, read_printed
 from holdfast.agent.workers.logs import tail
 from holdfast.agent.workers.misses import Misses
 from holdfast.agent.workers.procfs import process_facts
@@ -51,6 +51,7 @@ class LocalGeneration:
     has_learned: bool = False  # its workers are forked from a template with modules that earlier workers have imported
     start_note: str = ""  # for the log of the ranks: why they are not, although they could be
     judged: bool = False  # whether its start went well is known, and was told (`Templates.judge`)
+    has_cascaded: bool = False  # the communication of a rank has failed before its first step
     _unheard_until: float = 0.0
 
     @property
@@ -106,6 +107,7 @@ class LocalGeneration:
             order.hang,
             self.submission,
             order.warning_settles_s,
+            self.has_learned,
         )
         self.progress = Progress(
             node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at
@@ -260,7 +262,9 @@ class LocalGeneration:
         if how.exit_code == 0:
             return None
         error = read_error_file(worker.identity.error_path, self.uid)
-        return read_uncaught(worker.identity.log_path) if error is None and how.signal == signal.SIGABRT else error
+        if error is not None or how.signal not in (None, signal.SIGABRT):
+            return error
+        return read_printed(worker.identity.log_path, aborted=how.signal is not None)
 
     def finished(self) -> RanksFinished | None:
         """Return the report that every rank has ended by itself with exit code 0; None if that is not the case."""

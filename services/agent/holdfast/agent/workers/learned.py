@@ -7,7 +7,9 @@ with the list of its last run.
 A start with learned modules that ends before its first step is a *doubt*: the job starts without them until it has stepped. If
 the first start without them reaches its first step, in the same run, they are not used again for this script until the script
 imports others, or other versions of them. If it fails as well, or the doubt is only that the ranks were stopped early, the
-modules are used again afterwards. Doubts are stored, so that a restart of the agent does not repeat the failure."""
+modules are used again afterwards. If the communication of a rank has failed, another node may be the cause: the modules are
+used again, and given up if the next start with them ends in the same way. Doubts are stored, so that a restart of the agent
+does not repeat the failure."""
 
 from __future__ import annotations
 
@@ -30,6 +32,7 @@ FILE_BYTES_MAX = 1 << 20
 FILES_MAX = 256  # scripts whose list is kept, and scripts whose doubt is kept
 MODULES_MAX = 4000
 VARIABLES_MAX = 1000
+CASCADES_MAX = 2  # starts in a row that ended by a failed communication
 MORE_MIN = 20  # number of new modules that justifies another template
 
 
@@ -58,7 +61,9 @@ class _Doubt:
     run: str  # in which the doubt arose
     reason: str
     of_ranks: bool  # a rank has failed by itself, or the start has taken very long
+    cascades: int = 0  # starts in a row, the last one included, in which only the communication of a rank has failed
     without_too: bool = False  # a start without learned modules has failed as well
+    over: bool = False  # the modules are used again; remembered because of `cascades`
     final: bool = False
 
 
@@ -99,15 +104,23 @@ class Learned:
     def refused(self, launch: LaunchSpec, run: str) -> str:
         """Return why this run must be started without learned modules; empty = it may have them."""
         doubt, imports = self._doubt(launch), self.imports(launch)
-        if doubt is None or (imports is not None and imports.differ(doubt.imports)):
+        if doubt is None or doubt.over or (imports is not None and imports.differ(doubt.imports)):
             return ""
         return doubt.reason if doubt.final or doubt.run == run else ""
 
-    def failed(self, launch: LaunchSpec, run: str, reason: str, *, of_ranks: bool) -> None:
-        """A start with learned modules has ended before its first step."""
+    def failed(self, launch: LaunchSpec, run: str, reason: str, *, of_ranks: bool, cascading: bool = False) -> None:
+        """A start with learned modules has ended before its first step. `cascading`: because the communication of a rank has
+        failed, which another node may have caused."""
         log.warning("learned modules are not used for the next start", script=launch.target, reason=reason)
         if (imports := self.imports(launch)) is not None:
-            self._write(launch, _Doubt(imports, run, reason, of_ranks))
+            known = self._doubt(launch)
+            before = known.cascades if known is not None and not imports.differ(known.imports) else 0
+            self._write(launch, _Doubt(imports, run, reason, of_ranks, before + cascading))
+
+    def stepped(self, launch: LaunchSpec) -> None:
+        """A start with learned modules has reached its first step."""
+        if self._doubt(launch) is not None:
+            (self._doubts / _name(launch)).unlink(missing_ok=True)
 
     def failed_without(self, launch: LaunchSpec, run: str) -> None:
         """A start without learned modules has failed before its first step."""
@@ -118,12 +131,14 @@ class Learned:
     def reached(self, launch: LaunchSpec, run: str) -> None:
         """A start without learned modules has reached its first step."""
         doubt = self._doubt(launch)
-        if doubt is None or doubt.run != run or doubt.final:
+        if doubt is None or doubt.run != run or doubt.final or doubt.over:
             return
-        if doubt.of_ranks and not doubt.without_too:
+        if (doubt.of_ranks or doubt.cascades >= CASCADES_MAX) and not doubt.without_too:
             self._write(launch, replace(doubt, final=True))
             given_up = "learned modules are given up until the script imports others"
             log.warning(given_up, script=launch.target, reason=doubt.reason)
+        elif doubt.cascades and not doubt.without_too:
+            self._write(launch, replace(doubt, over=True))
         else:
             (self._doubts / _name(launch)).unlink(missing_ok=True)
 
@@ -132,8 +147,14 @@ class Learned:
         imports = _imports(found.get("imports"))
         if imports is None:
             return None
-        flags = {name: found.get(name) is True for name in ("of_ranks", "without_too", "final")}
-        return _Doubt(imports, str(found.get("run")), str(found.get("reason")), **flags)
+        of_ranks, without_too, over, final = (
+            found.get(name) is True for name in ("of_ranks", "without_too", "over", "final")
+        )
+        cascades = found.get("cascades")
+        times = cascades if isinstance(cascades, int) else 0
+        return _Doubt(
+            imports, str(found.get("run")), str(found.get("reason")), of_ranks, times, without_too, over, final
+        )
 
     def _write(self, launch: LaunchSpec, doubt: _Doubt) -> None:
         path = self._doubts / _name(launch)

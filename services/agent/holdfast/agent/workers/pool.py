@@ -34,6 +34,7 @@ from holdfast.agent.workers.templates import Templates
 from holdfast.agent.workers.worker import Exit, Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
+from holdfast.domain.communication import is_communication
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
@@ -348,10 +349,7 @@ class WorkerPool:
         if worker is None or worker.pid != who.pid or not worker.alive:
             return
         log.warning("rank is overdue by its own monitoring", job=who.job, rank=who.rank, reason=reason)
-        try:
-            append_to_log(worker.identity.log_path, f"rank {who.rank} is killed: {reason}")
-        except OSError as error:
-            log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
+        _note(worker, f"rank {who.rank} is killed: {reason}")
         worker.kill()
 
     # ------------------------------------------------------------------ workers
@@ -406,10 +404,14 @@ class WorkerPool:
                 self.worker_set.add_ended(worker, how)
             self._emit_unsent_steps(generation)
             self._emit_memory_kill(worker, how)
+            if how.left and not worker.expected:
+                ended = f"rank {worker.identity.rank} has ended with exit code 0"
+                _note(worker, f"{ended}, and the processes that it had started are killed: {', '.join(how.left)}")
             exited = generation.exited(worker, how)
             self._emit(exited)
             if not worker.expected and how.exit_code != 0 and not ended_from_outside(how):
-                self._templates.judge(generation, time.time(), _failure(exited))
+                cascading = exited.error is not None and is_communication(exited.error)
+                self._templates.judge(generation, time.time(), _failure(exited), cascading=cascading)
             if (finished := generation.finished()) is not None:
                 self._report(finished)
                 self._report_stopped(generation, finished=True)
@@ -486,6 +488,13 @@ class WorkerPool:
             self._templates.learn(active)
             workers = (worker for each in self._generations.values() for worker in each.workers.values())
             self._logs.bound([worker.identity.log_path for worker in workers])
+
+
+def _note(worker: Worker, line: str) -> None:
+    try:
+        append_to_log(worker.identity.log_path, line)
+    except OSError as error:
+        log.warning("worker log not written", path=str(worker.identity.log_path), reason=str(error))
 
 
 def _failure(exit_: WorkerExited) -> str:

@@ -151,26 +151,35 @@ class Templates:
             failure = "template with learned modules not started"
             self._tasks.start_soon(self._start, self._with_learned, key, failure, name="template with learned modules")
 
-    def judge(self, generation: LocalGeneration, at: float, failure: str = "") -> None:
-        """Judge the start of a generation, once: when it has stepped, or ends. `failure`: how a rank has ended by itself; empty
-        = no rank has."""
+    def judge(self, generation: LocalGeneration, at: float, failure: str = "", *, cascading: bool = False) -> None:
+        """Judge the start of a generation: when it has stepped, when one of its ranks fails by itself, or when it ends.
+        `failure`: how a rank has ended by itself; empty = no rank has. `cascading`: its communication has failed, so another
+        rank may still fail by itself."""
         if generation.judged or generation.started_at is None or LEARN_IMPORTS not in generation.order.launch.preload:
             return
         launch, run = generation.order.launch, generation.submission
-        generation.judged = True
         if generation.has_stepped_or_lasted(at):
-            if not generation.has_learned:
+            generation.judged = True
+            if generation.has_learned:
+                self._learned.stepped(launch)
+            else:
                 self._learned.reached(launch, run)
             return
         lasted_s = at - generation.started_at
+        cascaded = cascading or generation.has_cascaded
         is_slow = lasted_s >= generation.order.hang.init_s  # a fault of its own, and not only overtaken by another
+        is_own = (bool(failure) and not cascading) or (is_slow and not cascaded)
+        generation.judged = not cascading
         if not generation.has_learned:
-            if failure or is_slow:
+            if is_own:
                 self._learned.failed_without(launch, run)
             return
+        if generation.has_cascaded and not is_own:
+            return
+        generation.has_cascaded = cascading
         how = failure or f"it was stopped {lasted_s:.0f} s after its start"
         reason = f"with its imports loaded ahead, generation {generation.order.generation} made no step: {how}"
-        self._learned.failed(launch, run, reason, of_ranks=bool(failure) or is_slow)
+        self._learned.failed(launch, run, reason, of_ranks=is_own, cascading=cascading)
 
     async def _start(self, keeper: TemplateKeeper, key: TemplateKey, failure: str) -> None:
         """Start a template that no order waits for. If it cannot start, log `failure`; the next order reports the error."""

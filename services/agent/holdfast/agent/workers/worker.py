@@ -33,12 +33,14 @@ STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's message, which 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker ended: by exit code or by signal. The time is `at` in Unix seconds, and `uptime_s` in monotonic seconds."""
+    """How a worker ended: by exit code or by signal. The time is `at` in Unix seconds, and `uptime_s` in monotonic seconds.
+    `left`: command lines of processes that still ran when it ended with code 0."""
 
     at: float
     exit_code: int | None
     signal: int | None
     uptime_s: float = 0.0
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,8 @@ def _exit_of(message: Mapping[str, Any]) -> Exit:
     code, number = message["exit_code"], message["signal"]
     if not all(value is None or type(value) is int for value in (code, number)):
         raise TypeError("an exit code or a signal that is no number")
-    return Exit(float(message["at"]), code, number, float(message["uptime_s"]))
+    left = tuple(map(str, message.get("left", ())))
+    return Exit(float(message["at"]), code, number, float(message["uptime_s"]), left)
 
 
 def _reap(pidfd: int) -> None:

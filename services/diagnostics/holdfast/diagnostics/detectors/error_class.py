@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from enum import StrEnum
 
 from holdfast.diagnostics.detectors.outage import is_service, is_storage
@@ -71,10 +72,14 @@ _RESOURCES = re.compile(
     r"can't start new thread|too many open files|errno (?:11|23|24)\]|resource temporarily unavailable|thread creation failed"
     r"|pthread_create failed|unable to open shared memory object|items of ancdata|insufficient shared memory"
     r"|workers are out of shared memory|creating shared memory segment|failed to extend /dev/shm"
-    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))",
+    r"|DataLoader worker \(pid.{1,400}?\) (?:exited unexpectedly|is killed by signal: (?:Bus|Kill))"
+    r"|process \d+ terminated with signal SIG(?:KILL|BUS)|process pool was terminated abruptly",
     re.IGNORECASE,
 )
-_KILLED_HELPER = re.compile(r"killed by signal: Killed", re.IGNORECASE)
+_KILLED_HELPER = re.compile(
+    r"killed by signal: Killed|terminated with signal SIGKILL|terminated abruptly", re.IGNORECASE
+)
+_CRASHED_HELPER = re.compile(r"^process \d+ terminated with signal ")  # of torch.multiprocessing.spawn
 # NCCL could not do its own part: it refuses what the script asks for, such as one GPU for two ranks, or a limit of the node was
 # reached. A socket that has no data yet is also "temporarily unavailable".
 _NCCL = re.compile(
@@ -93,12 +98,24 @@ _ENVIRONMENT_TYPES = frozenset(
 _ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
 
 
-# Of argparse, click, typer, absl and tyro, and of the interpreter if a program starts it.
+# Of argparse, click, typer, absl, fire and tyro, and of the interpreter if a program starts it.
 _USAGE = re.compile(
-    r"^usage: |^\S+: error: |can't open file '|^\S*python\S*: (?:No module named|Error while finding module)"
-    r"|Flags parsing error|^[^\w\s] Parsing error",
+    r"^\s*usage: |^\S+: error: |can't open file '|^\S*python\S*: (?:No module named|Error while finding module)"
+    r"|Flags parsing error|^[^\w\s]+ (?:Parsing error|Required options|Unrecognized options)",
     re.IGNORECASE,
 )
+# Hydra ends with this line. Without a traceback before it, it has refused an override, or found no configuration.
+_HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
+# The line that says what is wrong; libraries print the usage before or after it.
+_MISTAKE = re.compile(
+    r"^(?:\S+: )?error: |Flags parsing error|can't open file '|: No module named|^Missing |^Unrecognized |^No such "
+    r"|^Invalid value|^Got unexpected|^Could not |^Error (?:parsing|merging) |^Cannot find |^no viable alternative|^In '"
+    r"|^You must ",
+    re.IGNORECASE,
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# … and boxes with their titles
+_DECORATION = re.compile(rf"{_COLOUR.pattern}|[\u2500-\u257f]+(?: [A-Z][a-z]+ [\u2500-\u257f]+)?")
 _USAGE_CODES = (1, 2)
 _UNLOADABLE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 
@@ -107,7 +124,16 @@ def is_usage(exit_: WorkerExited) -> bool:
     """Whether the command line was refused, or the script's code could not be loaded. For an end before the first step."""
     if exit_.error is not None:
         return exit_.error.type in _UNLOADABLE and class_of(exit_.error) in (ErrorClass.SCRIPT, ErrorClass.ENVIRONMENT)
-    return exit_.exit_code in _USAGE_CODES and any(map(_USAGE.search, exit_.log_tail))
+    lines = [_COLOUR.sub("", line) for line in exit_.log_tail]
+    is_refused = any(map(_USAGE.search, lines)) or any(line.startswith(_HYDRA) for line in lines[-2:])
+    return exit_.exit_code in _USAGE_CODES and is_refused
+
+
+def mistake(lines: Sequence[str]) -> str:
+    """What is wrong with a command line, from what was printed about it."""
+    said = [line for each in lines if (line := _DECORATION.sub("", each).strip()) and not line.startswith(_HYDRA)]
+    first = next((number for number, line in enumerate(said) if _MISTAKE.search(line)), len(said) - 1)
+    return " ".join(said[max(first, 0) :])
 
 
 def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:
@@ -131,6 +157,8 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.DEVICE
     if _RESOURCES.search(message):
         return ErrorClass.RESOURCES
+    if _CRASHED_HELPER.search(message):
+        return ErrorClass.CRASH
     if is_storage(message):
         return ErrorClass.STORAGE
     if is_service(error):

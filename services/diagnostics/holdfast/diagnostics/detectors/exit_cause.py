@@ -1,8 +1,6 @@
 """Classifies exits: a failure of the rank itself, or a cascading failure because another rank has ended. Pure.
 
-When one rank of a job ends, the others fail in their next collective within milliseconds, with various messages of gloo, NCCL
-and the TCPStore. The rank that such a message names is not evidence: three ranks that had lost the same rank named three
-different ones. Only the class of the error is used.
+When one rank of a job ends, the others fail in their next collective within milliseconds (`holdfast.domain.communication`).
 """
 
 from __future__ import annotations
@@ -15,39 +13,13 @@ from enum import IntEnum
 
 from holdfast.diagnostics.detectors.error_class import is_of_this_rank
 from holdfast.diagnostics.detectors.outage import of_a_client
+from holdfast.domain.communication import COMMUNICATION_TEXT, CONNECTION_LOST, is_communication, is_of_collectives
 from holdfast.domain.signals import WorkerExited
 
 MESSAGE_CHARS_MAX = 240  # of an exception, in a sentence
 # last lines of the log; earlier lines may be about another connection, or an exception that was caught
 _LOG_LINES_MAX = 8
 
-_COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
-# An exception of any other type is the script's own, whatever its message contains.
-_TRANSPORT_TYPES = frozenset(
-    {
-        "IoException",  # of gloo
-        "EnforceNotMet",
-        "runtime_error",  # of C++
-        "c10.Error",
-        "RuntimeError",
-        "TimeoutError",
-        "ConnectionError",
-        "ConnectionResetError",
-        "ConnectionRefusedError",
-        "ConnectionAbortedError",
-        "BrokenPipeError",
-        "EOFError",
-        "OSError",
-    }
-)
-_COMPONENT = r"gloo|nccl|tcpstore|processgroup|process group|"
-_LOST = (
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)"
-    r"|watchdog caught collective|timed out waiting \d+ ?ms for (?:recv|send)"
-    r"|application timeout caused pair closure|remote process (?:exited|closed)|failed to recv|wait timeout after"
-)
-_LOST_TEXT = re.compile(_LOST, re.IGNORECASE)
-_COLLECTIVE_TEXT = re.compile(_COMPONENT + _LOST, re.IGNORECASE)
 # In a log, the names of the libraries also stand in lines that every healthy run prints: "NCCL version 2.27.3", "[Gloo] Rank 0
 # is connected …", "[W… ProcessGroupNCCL.cpp:1538] Warning: … destroy_process_group() was not called". Only these state why a
 # process ended: an exception of Python at the end of the log, an exception of C++ that nothing caught, its frames, and torch's
@@ -75,16 +47,13 @@ def is_clean(exit_: WorkerExited) -> bool:
 
 def cause_of(exit_: WorkerExited) -> Cause:
     """Distinguish a failure of the rank itself from a cascading failure."""
-    if exit_.error is not None:
-        name = exit_.error.type.rpartition(".")[2]
-        if name in _COLLECTIVE_TYPES:
-            # NCCL could not use the GPU of this rank, for example: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
-            return Cause.OWN if is_of_this_rank(exit_.error.message) else Cause.COLLECTIVE
-        if of_a_client(exit_.error):
+    if (error := exit_.error) is not None:
+        if not is_communication(error):
             return Cause.OWN
-        is_transport = not _TRANSPORT_TYPES.isdisjoint((name, exit_.error.type))
-        cascading = is_transport and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
-        return Cause.COLLECTIVE if cascading else Cause.OWN
+        if is_of_collectives(error):
+            # NCCL could not use the GPU of this rank, for example: "ncclUnhandledCudaError: … Cuda failure 2 'out of memory'".
+            return Cause.OWN if is_of_this_rank(error.message) else Cause.COLLECTIVE
+        return Cause.OWN if of_a_client(error) else Cause.COLLECTIVE
     # Without an error file only the log is available. NCCL's watchdog ends a process by abort(); any other POSIX signal is a
     # failure of this process itself.
     if exit_.signal is not None and exit_.signal != signal.SIGABRT:
@@ -93,7 +62,7 @@ def cause_of(exit_: WorkerExited) -> Cause:
     reasons = [line for line in exit_.log_tail if _ABORT.search(line)] + list(filter(_EXCEPTION.search, log_end))
     if any(map(is_of_this_rank, reasons)):
         return Cause.OWN
-    cascading = any(map(_COLLECTIVE_TEXT.search, reasons)) or any(map(_LOST_TEXT.search, log_end))
+    cascading = any(map(COMMUNICATION_TEXT.search, reasons)) or any(map(CONNECTION_LOST.search, log_end))
     return Cause.COLLECTIVE if cascading else Cause.OWN
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE, Blame, Who
-from holdfast.diagnostics.detectors.error_class import ErrorClass
+from holdfast.diagnostics.detectors.error_class import ErrorClass, mistake
 from holdfast.diagnostics.detectors.exit_cause import Cause, ending, failed_at, in_a_sentence, is_clean
 from holdfast.domain.findings import DATED, ESTIMATE, Attribution, Blamed, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import WorkerExited
@@ -65,7 +65,7 @@ def report(
     summary = f"{where} {ending(exit_)} {place}."
     if judged is not None and exit_.error is None:
         if judged.error is ErrorClass.USAGE and exit_.log_tail:
-            summary = f"{where} {ending(exit_)} {place}: {in_a_sentence(exit_.log_tail[-1])}."
+            summary = f"{where} {ending(exit_)} {place}: {in_a_sentence(mistake(exit_.log_tail))}."
         elif judged.error is ErrorClass.HOST_OOM:
             summary = f"{where} {ending(exit_)} {place}: {in_a_sentence(judged.why)}."
     kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION

@@ -3,8 +3,9 @@
 The values are those that ranks report with each step. A spike is a warning, because many spikes occur in normal training. A
 loss that is not finite is a warning at first, and an error after `persist_steps` such steps, because no optimizer recovers from
 weights that are NaN. A gradient norm that is not finite remains a warning, because a loss scaler produces such steps on purpose
-and skips them. All of these name the last step whose state is verified, by a finite loss in the step after it. A warning is
-withdrawn at the next step with a finite loss and gradient norm.
+and skips them. All of these name the last step whose state is verified, by a finite loss in the step after it, and put later
+states in doubt. A warning is withdrawn at the next step with a finite loss and gradient norm. Values that come and go lead to
+a warning per `doubt_s`, or per `quiet_steps`: from the second time on, a warning is withdrawn after `doubt_s` at the earliest.
 
 After a rollback, steps are repeated with their former losses, which may be far above those of the abandoned steps. The history
 of a repeated step, and of all steps after it, is therefore dropped.
@@ -60,6 +61,7 @@ class _Job:
     first_bad: tuple[int, ...] = ()  # ranks that reported the loss of the step `bad_since`
     reported: Recurring[_Condition] = field(default_factory=Recurring)
     doubt: Finding | None = None  # the newest warning that names a verified step, until it is withdrawn
+    doubt_returned: bool = False  # it was withdrawn less than `quiet_steps` before
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class Numerical:
             limit = self.limits.history
             job = state.jobs[generation.job] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
         if job.generation is not generation:
-            job.generation, job.bad_steps, job.doubt = generation, 0, None
+            job.generation, job.bad_steps, job.doubt, job.reported = generation, 0, None, Recurring()
             job.open.clear()
         return job
 
@@ -119,22 +121,28 @@ class Numerical:
         reported = job.open.get(record.step, _Open())
         for step in [step for step in job.open if step <= record.step]:
             del job.open[step]
-        found = list(self._judge(job, record, reported))
-        findings = [
-            _finding(record, due.condition, job, due.times, now)
-            for due in job.reported.due(found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s)
-        ]
-        if job.doubt is not None and record.loss is not None and not job.bad_steps and not reported.bad_grad:
-            findings.insert(0, _withdrawal(job.doubt, record, now))
+        limits, found = self.limits, list(self._judge(job, record, reported))
+        findings: list[Finding] = []
+        is_finite = record.loss is not None and not job.bad_steps and not reported.bad_grad
+        if job.doubt is not None and is_finite and (not job.doubt_returned or now - job.doubt.at >= limits.doubt_s):
+            findings.append(_withdrawal(job.doubt, record, now))
             job.doubt = None
-        for finding in findings:
+        doubted = -1 if job.doubt is None or job.doubt.verified_step is None else job.doubt.verified_step
+        urgent = frozenset(
+            each.key
+            for each in found
+            if each.verified_step is not None and (doubted < 0 or each.verified_step > doubted + limits.quiet_steps)
+        )
+        for due in job.reported.due(found, record.step, now, limits.quiet_steps, limits.repeat_s, urgent):
+            findings.append(finding := _finding(record, due.condition, job, due.times, now))
             if finding.severity is Severity.WARNING and finding.verified_step is not None:
-                job.doubt = finding
+                job.doubt, job.doubt_returned = finding, due.times > 1
         return tuple(findings)
 
     def _judge(self, job: _Job, record: StepRecord, reported: _Open) -> Iterator[_Condition]:
         limits = self.limits
         loss, grad = record.loss, reported.grad_norm
+        job.finite_step = min(job.finite_step, record.step - 1)  # less after a rollback
         for history in (job.losses, job.grads):
             while history and history[-1][0] >= record.step:
                 history.pop()
@@ -145,7 +153,7 @@ class Numerical:
                 job.bad_since_at = record.ended_at
             yield _not_finite(job, record, limits.persist_steps)
         elif loss is not None:
-            job.bad_steps, job.finite_step = 0, max(job.finite_step, record.step)
+            job.bad_steps, job.finite_step = 0, record.step
             spike = _spike(job.losses, loss, limits.loss_factor, limits)
             if spike is not None:
                 yield _Condition("loss", f"has a loss of {loss:.4g}, {spike[0]}", Severity.WARNING, spike[1])
@@ -200,10 +208,7 @@ def _spike(
 def _verified(job: _Job) -> int | None:
     """The last step whose state is verified; None if no loss was finite. The loss of a step is computed before its update, so a
     finite one verifies the state after the step before it."""
-    if not job.finite_step:
-        return None
-    finite = min(job.finite_step, job.bad_since - 1) if job.bad_steps else job.finite_step
-    return max(0, finite - 1)
+    return max(0, job.finite_step - 1) if job.finite_step else None
 
 
 def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition:

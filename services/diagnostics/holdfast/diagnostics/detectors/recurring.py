@@ -53,9 +53,15 @@ class Recurring(Generic[K]):
     known: Bounded[str, _Known[K]] = field(default_factory=lambda: Bounded(_KEYS_MAX))
 
     def due(
-        self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
+        self,
+        conditions: Sequence[K],
+        position: int,
+        now: float,
+        quiet: int,
+        repeat_s: float,
+        urgent: frozenset[str] = frozenset(),
     ) -> Iterator[Report[K]]:
-        """Yield the reports that are due. `conditions`: all conditions that hold now.
+        """Yield the reports that are due. `conditions`: all conditions that hold now. `urgent`: keys that are due at once.
 
         A new condition, or a condition with additional members, is due at once. A condition that lasts is due every `repeat_s`.
         A condition that returns after more than `quiet` positions counts as new. A condition that returns sooner is due at its
@@ -73,7 +79,7 @@ class Recurring(Generic[K]):
                 continue
             returned, known.active = not known.active, True
             known.times += returned
-            more = not condition.members <= known.members
+            more = not condition.members <= known.members or condition.key in urgent
             if more or (returned and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
                 again = known.times == known.reported_as
                 known.first, known.repeat = (known.first, known.repeat + 1) if again else (position, 0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
+from holdfast.diagnostics.detectors.error_class import ErrorClass
 from holdfast.diagnostics.detectors.localise import GONE, IDLE, WAITS_FOR_A_THREAD, Diagnosis, RankView, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
@@ -39,6 +40,7 @@ class Evidence:
     latest: Mapping[str, RankProgress]
     standing: Mapping[str, StallSnapshot]
     ended: frozenset[int]
+    is_starting: bool  # the script uses `holdfast.train`, and no step has finished in this generation
 
 
 def _views(evidence: Evidence, now: float) -> list[RankView]:
@@ -189,7 +191,10 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             "ranks": _table(views, diagnosis),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
-        attribution=Attribution(from_outside=diagnosis.stopped),
+        attribution=Attribution(
+            from_outside=diagnosis.stopped,
+            error_class=ErrorClass.LEARNED_START if generation.learned_start and evidence.is_starting else "",
+        ),
         recommended_actions=_remedies(away=bool(away), warning=warning),
     )
 

@@ -261,5 +261,11 @@ def still_by_agents(generation: Watched, now: float) -> float:
 def evidence_of(generation: Watched, stall: Stall) -> Evidence:
     latest = {node: item for node, item in generation.latest.items() if node not in generation.lost}
     return Evidence(
-        stall, generation.still_since, generation.has_reported, latest, generation.standing, frozenset(generation.ended)
+        stall,
+        generation.still_since,
+        generation.has_reported,
+        latest,
+        generation.standing,
+        frozenset(generation.ended),
+        generation.has_reported and generation.steps == 0,
     )

@@ -346,8 +346,11 @@ def withdraw(turn: Turn, job: Job) -> None:
 
 def give_up(turn: Turn, name: str, why: str) -> None:
     """A fault occurred during the change in flight: abandon the change while the policy is asked again."""
-    withdraw(turn, turn.jobs[name])
-    turn.move(name, Cause.GIVE_UP, Replanning(), f"the change is planned again: {why}")
+    job = turn.jobs[name]
+    withdraw(turn, job)
+    turn.move(
+        name, Cause.GIVE_UP, Replanning(), f"generation {job.number} is abandoned, and the policy is asked: {why}"
+    )
 
 
 def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:

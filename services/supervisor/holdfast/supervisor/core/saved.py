@@ -42,11 +42,21 @@ def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement])
     members = [placement.node for placement in placements]
     lineage, held = job.checkpoints.lineage, holders(turn, job, members)
     elected = elect(lineage, held, mesh, placements, _knowledge(turn, job))
-    if elected.restore.step == 0 and job.restore_limit != job.checkpoints.trusted:
+    in_doubt = job.restore_limit != job.checkpoints.trusted
+    if elected.restore.step == 0 and in_doubt and not _verified_step_may_return(turn, job, elected):
         # No verified step is left. The state is only in doubt, and the run has nothing else to continue from.
         known = replace(_knowledge(turn, job), trusted=job.checkpoints.trusted)
         return elect(lineage, held, mesh, placements, known)
     return elected
+
+
+def _verified_step_may_return(turn: Turn, job: Job, election: Election) -> bool:
+    """Whether nodes that are away, or have just connected and not reported their shards yet, may have a step that is not in
+    doubt."""
+    since = turn.at if job.held_since is None else job.held_since
+    if turn.at >= since + turn.config.scratch_s:
+        return False
+    return bool(inventories_due(turn, job, election)) or newest_anywhere(turn, job).step > 0
 
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
@@ -269,7 +279,9 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
         old = known.get((each.attempt, each.step))
         if old is None or not old.damage:
             known[each.attempt, each.step] = each
-    newest = sorted((key for key in known if line.holds(*key)), reverse=True)[: turn.config.stored_max]
+    # As many as the store keeps: the newest ones may turn out to be of a corrupt state.
+    count_max = max(turn.config.stored_max, min(job.spec.checkpoint.store_keep + 1, turn.config.stored_limit))
+    newest = sorted((key for key in known if line.holds(*key)), reverse=True)[:count_max]
     stored = tuple(known[key] for key in newest)
     before = job.checkpoints
     if stored != before.stored:

@@ -148,8 +148,10 @@ def _remember(turn: Turn, incident: Incident, *, ask_at: float, had_spare: bool)
 
 
 def _condition(finding: Finding) -> str:
-    """A key that is the same for every report of one condition, whatever its generation and step."""
-    return f"{finding.kind}:{finding.node}:{finding.gpu if finding.gpu is not None else finding.rank}"
+    """A key that is the same for every report of one condition, whatever its generation and step. A spike of the loss does not
+    replace a doubt about the state."""
+    place = finding.gpu if finding.gpu is not None else finding.rank
+    return f"{finding.kind}:{finding.node}:{place}{'' if finding.verified_step is None else ':doubt'}"
 
 
 def _current(turn: Turn, job: Job) -> dict[str, StandingWarning]:

@@ -96,7 +96,8 @@ class Config:
     lost_nodes_max: int = 1000
     findings_per_incident_max: int = 64
     lineage_max: int = 64
-    stored_max: int = 8  # known steps in the object store, per job
+    stored_max: int = 8  # known steps in the object store, per job,
+    stored_limit: int = 64  # … or as many as the store keeps, but not more than this
     passed_over_max: int = 16
     reports_max: int = 8  # checkpoints of a job that operators wait for
     offenders: OffenderRules = field(default_factory=OffenderRules)  # when a node that keeps failing is quarantined
