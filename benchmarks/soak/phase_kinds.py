@@ -183,7 +183,7 @@ def _agents(on: Field) -> list[str]:
 
 def _replicator_frozen(on: Field, chance: random.Random, hold_s: float) -> Struck:
     node = on.node(chance)
-    return frozen(on.child(node, REPLICATOR), f"the replicator of {node} is frozen for {hold_s:.0f} s")
+    return frozen(on.child(node, REPLICATOR), f"the replicator of {node} is frozen for {hold_s:.0f} s", (node,))
 
 
 def _clock(names: Names, on: Field, chance: random.Random, hold_s: float) -> Struck:

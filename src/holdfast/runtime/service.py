@@ -29,7 +29,7 @@ from holdfast.runtime.settings import ServiceSettings, read_settings
 
 EXIT_OK = 0
 EXIT_CRASH = 1  # a bug: an unexpected exception, or a service that ended by itself
-EXIT_USAGE = 2  # an error that the operator can fix: a wrong setting, a port in use, a Redis that does not answer
+EXIT_USAGE = 2  # an error that the operator can fix: a wrong setting, a port in use, a Redis without data
 EXIT_STUCK = 3  # did not stop in time
 SHUTDOWN_TIMEOUT_S = 10.0
 
