@@ -244,7 +244,7 @@ class Agent:
             ledger=ledger,
             carry_out=self._carry_out,
             report=self._report,
-            workers_version=self._workers_version,
+            workers_version=self._pool.worker_set.version_for_answer,
             starts_in_beats=lambda: self._session.starts_in_beats,
         )
         self._session = Session(
@@ -309,9 +309,6 @@ class Agent:
             restarts=self._restarts.possible,
         )
         return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
-
-    def _workers_version(self, forked: Sequence[RunningWorker]) -> int:
-        return self._pool.worker_set.version_for_answer(forked) if self._session.workers_in_answers else 0
 
     # ------------------------------------------------------------------ on the way down
 
