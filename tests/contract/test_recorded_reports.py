@@ -27,9 +27,7 @@ def shard(step: int, rank: int, tier: str, digest: str, owner: str = "n0", root:
     return ShardRecord(ShardKey(7, step, rank), mesh, tier, 100 + rank, digest, owner, root)
 
 
-OWN = tuple(
-    shard(50, rank, tier, f"d{rank}", root=f"r{rank}") for tier in ("memory", "disk") for rank in range(4)
-)
+OWN = tuple(shard(50, rank, tier, f"d{rank}", root=f"r{rank}") for tier in ("memory", "disk") for rank in range(4))
 PEERS = tuple(shard(50, rank, "disk", f"p{rank}", "n1") for rank in (4, 5, 7))
 GONE = tuple(ShardPlace(ShardKey(7, 30, rank), "disk") for rank in range(3))
 WORKERS = tuple(RunningWorker("gpt", 3, rank, 900 + rank, 1000.5) for rank in (2, 3, 5))

@@ -70,7 +70,9 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
     """Encode shards as blocks and their shape; requires at least one."""
     try:
         runs = shard_runs(records)
-    except ValueError:  # A digest has a comma. It comes from a file and must not end the session: the receiver refuses it.
+    except (
+        ValueError
+    ):  # A digest has a comma. It comes from a file and must not end the session: the receiver refuses it.
         runs = tuple(map(_run_of_one, records))
     blocks: list[tuple[Any, ...]] = []
     times: Counter[tuple[Any, ...]] = Counter()

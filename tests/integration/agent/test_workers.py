@@ -405,7 +405,8 @@ def test_heartbeats_repeat_first_steps_until_they_are_recorded_also_on_the_next_
         heard = plane.first_steps.count(stepping)
         plane.drop_session()
         wait_until(
-            lambda: plane.first_steps.count(stepping) > heard + 1, description="heartbeats of the next session with them"
+            lambda: plane.first_steps.count(stepping) > heard + 1,
+            description="heartbeats of the next session with them",
         )
         assert plane.ask(Stop("unheard", 1)).ok
 

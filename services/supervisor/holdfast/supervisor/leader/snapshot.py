@@ -273,7 +273,9 @@ def load(parts: Mapping[str, bytes]) -> State:
     # The first version wrote no format, and one part in a key of its own.
     if (written := parts.get(_FORMAT, b"1" if parts else _NOW)) not in (*_BEFORE, _NOW):
         known = f"{_BEFORE[0].decode()} to {_NOW.decode()}"
-        problem = f"{written.decode(errors='replace')!r}, and this version reads {known}: start the version that wrote it"
+        problem = (
+            f"{written.decode(errors='replace')!r}, and this version reads {known}: start the version that wrote it"
+        )
         raise MalformedMessage(f"snapshot.{_FORMAT}", problem)
     values: dict[str, Any] = {name: {} for name in _TABLES}
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
