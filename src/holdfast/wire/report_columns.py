@@ -1,8 +1,8 @@
 """Reports of shards and workers, which thousands of nodes send at the same time: runs of ranks ↔ `ShardColumns` and
 `WorkerColumns`.
 
-Shards are written as blocks and their shape (docs/adr/0092). Agents of earlier versions write runs, or columns. A column has one
-entry for each row, or a single entry that applies to all rows.
+Shards are written as blocks and their shape (docs/adr/0092). Agents of earlier versions write runs, or columns. A column has
+one entry for each row, or a single entry that applies to all rows.
 """
 
 from __future__ import annotations

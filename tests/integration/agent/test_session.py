@@ -98,9 +98,13 @@ async def test_a_supervisor_of_an_earlier_version_gets_no_reports(monkeypatch: p
     welcome = encode_welcome(1, "sup", ["127.0.0.1:1"])
     welcome.welcome.shard_shapes = False
     supervisor = _Supervisor(10**9, welcome=welcome)
-    with pytest.raises(ExceptionGroup) as raised:
+
+    async def talk() -> None:
         async with agent_of(supervisor, monkeypatch) as reports:
             reports.add(Inventory("gpt", (ShardRecord(ShardKey(1, 1, 0), Mesh.of({"dp": 1}), "disk", 9, "d"),)))
             await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await talk()
     assert raised.group_contains(IncompatibleVersion, match="sup is of an earlier version")
     assert (supervisor.beats, supervisor.inventories) == (0, [])

@@ -21,7 +21,6 @@ from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
 from holdfast.domain.orders import (
     CheckpointNow,
-    Hello,
     PrepareTemplate,
     RanksFinished,
     RanksStarted,

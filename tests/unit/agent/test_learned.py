@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,7 +67,12 @@ def test_the_file_of_a_doubt_is_read_only_when_it_has_changed(
 ) -> None:
     reads: list[Path] = []
     load = module._load
-    monkeypatch.setattr(module, "_load", lambda path, uid: reads.append(path) or load(path, uid))
+
+    def counted(path: Path, uid: int) -> Mapping[str, object]:
+        reads.append(path)
+        return load(path, uid)
+
+    monkeypatch.setattr(module, "_load", counted)
     learned = scripts.learned
     assert learned.refused(LAUNCH, "run 1") == ""
     learned.failed(LAUNCH, "run 1", "rank 0 raised RuntimeError", of_ranks=True)

@@ -131,7 +131,7 @@ class Learned:
             (self._doubts / _name(launch)).unlink(missing_ok=True)
 
     def _doubt(self, launch: LaunchSpec) -> _Doubt | None:
-        """Return the stored doubt. Reads its file only if it has changed, because the agent asks again and again while a script runs."""
+        """Return the stored doubt. Reads its file only if it has changed: the agent asks again and again."""
         name = _name(launch)
         try:
             status = (self._doubts / name).lstat()

@@ -7,7 +7,7 @@ The models of incidents, jobs and nodes are in `incident_models`, `job_models` a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -26,8 +26,8 @@ class Model(BaseModel):
 
 
 def fields_of(kind: type) -> Callable[[type[M]], type[M]]:
-    """Give a model the fields of the dataclass `kind`, required and in their order, but those that it declares itself. A text in
-    the `Annotated` of a field is its description."""
+    """Give a model the fields of the dataclass `kind`, required and in their order, but those that it declares itself. A text
+    in the `Annotated` of a field is its description."""
 
     def derived(model: type[M]) -> type[M]:
         own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
@@ -36,9 +36,8 @@ def fields_of(kind: type) -> Callable[[type[M]], type[M]]:
             for name, hint in get_type_hints(kind, include_extras=True).items()
         }
         fields: dict[str, Any] = of_kind | own
-        module, doc = model.__module__, model.__doc__
-        made: type[M] = create_model(model.__name__, __base__=Model, __module__=module, __doc__=doc, **fields)
-        return made
+        base = cast(type[M], Model)
+        return create_model(model.__name__, __base__=base, __module__=model.__module__, __doc__=model.__doc__, **fields)
 
     return derived
 
