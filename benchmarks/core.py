@@ -206,7 +206,7 @@ class Agents:
 
     def say(self, node: str, report: Report) -> tuple[str, bytes]:
         self.seq[node] += 1
-        return node, encode_report(report, self.seq[node], columns=True, runs=True, blocks=True).SerializeToString()
+        return node, encode_report(report, self.seq[node]).SerializeToString()
 
     def answer(self, send: Send, at: float) -> Iterator[tuple[str, bytes]]:
         node, command_id, order = send.node, send.command_id, send.order

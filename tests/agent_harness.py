@@ -73,9 +73,7 @@ class ControlPlane:
         self.epoch = epoch
         self.refuse = ""  # a supervisor that is not the leader says so
         self.acknowledge_ticks = True
-        self.workers_in_answers = True  # False: as a supervisor of an earlier version
         self.starts_in_beats = False  # so that tests can wait for the answer to `Start`
-        self.first_steps_in_beats = True  # False: as a supervisor of an earlier version
         self.records_first_steps = True  # False: it does not confirm those in beats
         self.first_steps: list[RanksStepping] = []  # as beats have repeated them; `reports` has each only once
         self.started: set[RanksStarted] = set()  # generations that beats have named
@@ -121,9 +119,7 @@ class ControlPlane:
         self.sessions += 1
         threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
         welcome = encode_welcome(self.epoch, "test", [self.endpoint])
-        welcome.welcome.workers_in_answers = self.workers_in_answers
         welcome.welcome.starts_in_beats = self.starts_in_beats
-        welcome.welcome.first_steps_in_beats = self.first_steps_in_beats
         yield welcome
         while (message := downstream.get()) is not None:
             yield message

@@ -66,7 +66,7 @@ def _report(message: control_pb2.AgentMessage) -> None:
     if message.WhichOneof("report") == "beat":
         control.decode_steps_reached(message.beat)
     else:
-        control.encode_report(control.decode_report(message), 1, columns=True).SerializeToString()
+        control.encode_report(control.decode_report(message), 1).SerializeToString()
 
 
 def _tick(message: telemetry_pb2.Tick) -> None:
@@ -127,8 +127,7 @@ def _snapshots() -> st.SearchStrategy[dict[str, bytes]]:
         lambda gone: {n: raw for n, raw in parts.items() if n not in gone}
     )
     moved = renamed.map(lambda pair: {**parts, pair[1]: parts[pair[0]]})
-    old = json_texts(from_json((DATA / "snapshot-4.json").read_bytes())).map(lambda raw: {snapshot.WHOLE: raw})
-    return st.one_of(one, one, less, moved, old)
+    return st.one_of(one, one, less, moved)
 
 
 def _entries() -> st.SearchStrategy[list[Delivery]]:

@@ -120,7 +120,7 @@ def test_an_index_of_a_shard_has_whole_numbers(sizes: list[Any]) -> None:
 
 def test_a_snapshot_that_an_upgrade_cannot_read_is_malformed() -> None:
     with pytest.raises(MalformedMessage):
-        snapshot.load({snapshot.WHOLE: b'""'})
+        snapshot.load({"format": b"4", "nodes/n1": b'""'})
 
 
 @pytest.mark.parametrize(

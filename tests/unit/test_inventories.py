@@ -53,23 +53,23 @@ def test_a_difference_makes_the_new_inventory_of_the_old_one(old: list[ShardReco
     assert len(said.shards) + len(said.gone) <= len(new)
 
 
-def heard(report: Inventory, *, blocks: bool = True) -> Inventory:
+def heard(report: Inventory) -> Inventory:
     """The report as it arrives."""
-    message = encode_report(report, 1, columns=True, runs=True, blocks=blocks)
+    message = encode_report(report, 1)
     arrived = decode_report(AgentMessage.FromString(message.SerializeToString()))
     assert isinstance(arrived, Inventory)
     return arrived
 
 
-@given(shards, shards, st.booleans())
+@given(shards, shards)
 def test_differences_that_arrive_in_runs_are_those_that_were_sent(
-    old: list[ShardRecord], new: list[ShardRecord], blocks: bool
+    old: list[ShardRecord], new: list[ShardRecord]
 ) -> None:
     before, after = Inventory(JOB, tuple(old)), Inventory(JOB, tuple(new))
     said = difference(before, after, base=7)
-    arrived = heard(said, blocks=blocks)
+    arrived = heard(said)
     assert arrived == said
-    held = heard(before, blocks=blocks).shards
+    held = heard(before).shards
     assert set((changed(held, arrived) if arrived.base else arrived).shards) == set(new)
 
 
@@ -112,7 +112,7 @@ def test_equal_shapes_are_decoded_once() -> None:
 
 def spoiled(**fields: Any) -> ShardColumns:
     """An inventory in blocks with these fields of its columns replaced."""
-    message = encode_report(holding(1), 1, columns=True, blocks=True).inventory.columns
+    message = encode_report(holding(1), 1).inventory.columns
     for name in fields:
         message.ClearField(name)
     message.MergeFrom(ShardColumns(**fields))

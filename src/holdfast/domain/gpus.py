@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 GPUS_MAX = 64  # of one node
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """Values of one GPU as its driver says them, at Unix time `at`. None = the driver does not say."""
+    """Values of one GPU as its driver says them. None = the driver does not say. The texts describe the fields in the API."""
 
     gpu: int
     uuid: str
-    at: float
-    lost: bool  # the driver does not reach it
+    at: Annotated[float, "Unix seconds, when they were read"]
+    lost: Annotated[bool, "the driver does not reach it: nothing else is known"]
     temperature_c: float | None = None
-    margin_c: float | None = None  # degrees below the first slowdown
+    margin_c: Annotated[float | None, "degrees below the first slowdown"] = None
     power_w: float | None = None
-    memory_used: int | None = None  # bytes
-    utilization: int | None = None  # percent of the time in which a kernel ran
-    ecc_corrected: int | None = None  # since the driver was loaded, as the next
-    ecc_uncorrected: int | None = None
-    ecc_uncorrected_ever: int | None = None  # over the life of the board
-    remapped_rows: int | None = None  # for uncorrectable errors
-    remap_pending: bool | None = None  # a reset is needed to finish the remapping
-    remap_failed: bool | None = None  # no spare row is left
+    memory_used: Annotated[int | None, "bytes"] = None
+    utilization: Annotated[int | None, "percent of the time in which a kernel ran"] = None
+    ecc_corrected: Annotated[int | None, "since the driver was loaded"] = None
+    ecc_uncorrected: Annotated[int | None, "since the driver was loaded"] = None
+    ecc_uncorrected_ever: Annotated[int | None, "over the life of the board"] = None
+    remapped_rows: Annotated[int | None, "for uncorrectable errors"] = None
+    remap_pending: Annotated[bool | None, "a reset is needed to finish the remapping"] = None
+    remap_failed: Annotated[bool | None, "no spare row is left"] = None
     nvlinks_up: int | None = None
     nvlinks_down: int | None = None
     nvlink_errors: int | None = None
     pcie_replays: int | None = None
-    pcie_width: int | None = None  # lanes
+    pcie_width: Annotated[int | None, "lanes"] = None
     pcie_width_max: int | None = None
-    pcie_gen: int | None = None  # idle GPUs shift down
+    pcie_gen: Annotated[int | None, "idle GPUs shift down"] = None
     pcie_gen_max: int | None = None

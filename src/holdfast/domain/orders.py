@@ -285,7 +285,7 @@ class OrderDone:
 class RanksStepping:
     """These ranks have finished their first step of this generation. `at`: when the last of them finished it, Unix seconds.
 
-    If the supervisor accepts that (`Welcome.first_steps_in_beats`), heartbeats report it, until `FirstStepsRecorded`."""
+    Heartbeats report it, until `FirstStepsRecorded`. Agents of earlier versions send it as a report."""
 
     job: str
     generation: int
@@ -345,7 +345,7 @@ class StepReached:
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
     """The ranks of a generation were started on this node. In heartbeats, until their first steps are reported; answers the
-    `Start` order if the supervisor accepts that (`Welcome.starts_in_beats`)."""
+    `Start` order."""
 
     job: str
     generation: int

@@ -184,5 +184,5 @@ class FencedLog(EventLog, Protocol):
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
         """Return all committed parts of the lease `name`; empty if there are none.
 
-        An earlier version stored a single value. Until a commit writes parts, that value is the part named "".
+        The first version stored a single value. That value is the part named "", so that its reader can refuse it.
         """

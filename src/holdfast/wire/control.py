@@ -55,7 +55,7 @@ _STEP_REACHED = Codec(StepReached, pb.StepReached, "steps")
 _STARTED = Codec(RanksStarted, pb.RanksStarted, "started")
 _FIRST_STEPS_RECORDED = Codec(FirstStepsRecorded, pb.FirstStepsRecorded, "first_steps_recorded")
 _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode_shards)
-_GONE = Instead("gone_runs", report_columns.decode_places)
+_GONE = Instead("gone_runs", report_columns.decode_places, report_columns.encode_places)
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
 MESSAGES: Mapping[type, str] = {PrepareTemplate: "Warm"}  # messages with another name, which earlier versions know
 
@@ -218,16 +218,6 @@ _REPORTS = _codecs(
         WorkersChanged: {"instead": {"workers": _WORKERS}},
     },
 )
-_INVENTORY_IN_RUNS, _INVENTORY_IN_BLOCKS = (
-    Codec(Inventory, pb.Inventory, "inventory", instead={"shards": shards, "gone": gone})
-    for shards, gone in (
-        (_SHARDS._replace(encode=report_columns.encode_shard_runs), _GONE),
-        (
-            _SHARDS._replace(encode=report_columns.encode_shard_blocks),
-            _GONE._replace(encode=report_columns.encode_places),
-        ),
-    )
-)
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
 
 _VERSION_MAX = 100  # characters
@@ -331,22 +321,11 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(
-    report: Report,
-    seq: int,
-    traceparent: str = "",
-    *,
-    columns: bool = False,
-    runs: bool = False,
-    blocks: bool = False,
-) -> pb.AgentMessage:
-    """Encode a report with number `seq` (from 1, per incarnation). `columns`: the supervisor accepts shards and workers in
-    columns. `runs`: also shards in runs. `blocks`: also in blocks."""
+def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
+    """Encode a report with number `seq` (from 1, per incarnation)."""
     codec = _REPORTS[type(report)]
-    if columns and isinstance(report, Inventory):
-        codec = _INVENTORY_IN_BLOCKS if blocks else _INVENTORY_IN_RUNS if runs else codec
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
-    getattr(message, codec.label).CopyFrom(codec.encode(report, compact=columns))
+    getattr(message, codec.label).CopyFrom(codec.encode(report))
     return message
 
 

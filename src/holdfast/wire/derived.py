@@ -42,8 +42,7 @@ class Through(NamedTuple):
 class Instead(NamedTuple):
     """Another form of a repeated field, which the message has in its field `name` instead.
 
-    `encode` creates this form from a value that is not empty, for peers that accept it; None: the sender writes the field
-    itself.
+    `encode` creates this form from a value that is not empty; None: the sender writes the field itself.
     """
 
     name: str
@@ -72,8 +71,8 @@ class Codec(Generic[D, M]):
     """A pair of functions for one dataclass. `label` names the message in errors.
 
     `tree(value)` returns the message's fields as a dictionary, from which protobuf fills a part of another message in place.
-    `encode(value, **beside)` returns the message (`compact=True`: with the forms of `instead`), and raises `MalformedMessage`
-    for columns of unequal length. `decode(message, *apart)` returns the value, and raises `MalformedMessage` also for a missing
+    `encode(value, **beside)` returns the message, with the forms of `instead`, and raises `MalformedMessage` for columns of
+    unequal length. `decode(message, *apart)` returns the value, and raises `MalformedMessage` also for a missing
     required part or text, for an invalid time, and for errors of the codecs of its parts.
     """
 
@@ -120,12 +119,12 @@ class Codec(Generic[D, M]):
         checked = self._column_checks("v.") if columns else []
         self.encode = self._compile(
             [
-                f"def encode(v, *, {', '.join((*beside, 'compact=False'))}):",
+                f"def encode({', '.join(('v', '*', *beside) if beside else 'v')}):",
                 *checked,
                 f"return Message({_as_arguments(encoded)}{passed})",
             ]
         )
-        self.tree = self._compile(["def tree(v, compact=False):", f"return {_as_dictionary(encoded)}"])
+        self.tree = self._compile(["def tree(v):", f"return {_as_dictionary(encoded)}"])
         taken = [f"c_{name} = {read}" for name, read, _ in self._columns] + self._column_checks("c_") if columns else []
         self.decode = self._compile(
             [f"def decode({', '.join(('m', *apart))}):", *self._checks, *taken, f"return {decoded}"]
@@ -215,9 +214,8 @@ class Codec(Generic[D, M]):
         read = f"m.{other.name}"
         present = f"m.HasField({other.name!r})" if self._use(other.name).has_presence else read
         if other.encode is not None:
-            made = f"{self._name(other.encode)}({value}) if compact and {value} else None"
-            written[wire_name] = f"() if compact else {written[wire_name]}"
-            written[other.name] = made
+            written[wire_name] = "()"
+            written[other.name] = f"{self._name(other.encode)}({value}) if {value} else None"
         return f"{self._name(other.decode)}({read}) if {present} else {decoded}"
 
     def _single(self, hint: Any, value: str, read: str, label: str) -> tuple[str, str]:

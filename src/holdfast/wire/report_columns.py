@@ -1,7 +1,8 @@
 """Reports of shards and workers, which thousands of nodes send at the same time: runs of ranks ↔ `ShardColumns` and
 `WorkerColumns`.
 
-A column has one entry for each row, or a single entry that applies to all rows.
+Shards are written as blocks and their shape (docs/adr/0092). Agents of earlier versions write runs, or columns. A column has
+one entry for each row, or a single entry that applies to all rows.
 """
 
 from __future__ import annotations
@@ -38,70 +39,6 @@ _shard_run: Callable[[tuple[Any, ...]], ShardRun] = partial(tuple.__new__, Shard
 _worker_run: Callable[[tuple[Any, ...]], WorkerRun] = partial(tuple.__new__, WorkerRun)
 
 
-def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
-    """Encode shards; requires at least one."""
-    rows = (
-        (
-            each.key.attempt,
-            each.key.step,
-            each.key.rank,
-            each.mesh,
-            each.tier,
-            each.size,
-            each.digest,
-            each.owner,
-            each.root,
-        )
-        for each in records
-    )
-    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of, roots = zip(*rows, strict=True)
-    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(mesh_of))}
-    owners = {owner: place for place, owner in enumerate(dict.fromkeys(owner_of))}
-    return types_pb2.ShardColumns(
-        ranks=ranks,
-        attempts=short(attempts),
-        steps=short(steps),
-        meshes=[encode_mesh(mesh) for mesh in meshes],
-        mesh_of=short([meshes[mesh] for mesh in mesh_of]),
-        tiers=short([TIER_WIRE[tier] for tier in tiers]),
-        sizes=short(sizes),
-        digests=short(digests),
-        owners=list(owners),
-        owner_of=short([owners[owner] for owner in owner_of]),
-        roots=roots if any(roots) else (),
-    )
-
-
-def encode_shard_runs(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
-    """Encode shards as runs; requires at least one. In rows if a digest cannot be part of a run; the receiver refuses it."""
-    try:
-        runs = shard_runs(records)
-    except ValueError:
-        return encode_shards(records)
-    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(run.mesh for run in runs))}
-    owners = {owner: place for place, owner in enumerate(dict.fromkeys(run.owner for run in runs))}
-    return types_pb2.ShardColumns(
-        meshes=[encode_mesh(mesh) for mesh in meshes],
-        owners=list(owners),
-        tiers=[TIER_WIRE[runs[0].tier]],
-        runs=[
-            types_pb2.ShardRun(
-                attempt=run.attempt,
-                step=run.step,
-                mesh=meshes[run.mesh],
-                tier=TIER_WIRE[run.tier],
-                owner=owners[run.owner],
-                rank=run.rank,
-                width=run.width,
-                sizes=run.sizes,
-                digests=run.digests,
-                roots=run.roots,
-            )
-            for run in runs
-        ],
-    )
-
-
 def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
     if message.ranks:
         raise MalformedMessage("shards", "rows and runs in one report")
@@ -129,12 +66,14 @@ def _decode_runs(message: types_pb2.ShardColumns) -> Shards:
     return Shards(runs)
 
 
-def encode_shard_blocks(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
-    """Encode shards as blocks and their shape; requires at least one. In rows if a digest cannot be part of a run."""
+def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
+    """Encode shards as blocks and their shape; requires at least one."""
     try:
         runs = shard_runs(records)
-    except ValueError:
-        return encode_shards(records)
+    except (
+        ValueError
+    ):  # A digest has a comma. It comes from a file and must not end the session: the receiver refuses it.
+        runs = tuple(map(_run_of_one, records))
     blocks: list[tuple[Any, ...]] = []
     times: Counter[tuple[Any, ...]] = Counter()
     for run in runs:
@@ -162,6 +101,12 @@ def encode_shard_blocks(records: Sequence[ShardRecord]) -> types_pb2.ShardColumn
     return types_pb2.ShardColumns(
         shape=shape.SerializeToString(deterministic=True), ranks=ranks, owners=owners, digests=digests, roots=roots
     )
+
+
+def _run_of_one(shard: ShardRecord) -> ShardRun:
+    key, size = shard.key, (shard.size,)
+    of_one = (shard.mesh, shard.tier, shard.owner, key.rank, 1, size, shard.digest, shard.root)
+    return ShardRun(key.attempt, key.step, *of_one)
 
 
 _ShapedRun = tuple[int, int, int, Mesh, str, int, tuple[int, ...]]  # the fields of the message
@@ -208,7 +153,7 @@ def _decode_blocks(message: types_pb2.ShardColumns) -> Shards:
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Decode shards, in rows, runs or blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
+    """Decode shards, in columns, runs or blocks. Raises `MalformedMessage` for columns of unequal length, for a digest or root
     with a comma, and for an invalid mesh or tier."""
     if message.shape:
         return _decode_blocks(message)

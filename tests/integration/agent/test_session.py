@@ -17,6 +17,7 @@ from holdfast.agent import session as module
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
+from holdfast.domain.errors import IncompatibleVersion
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Hello, Inventory
@@ -85,17 +86,6 @@ async def test_a_stream_that_nobody_serves_is_given_up(monkeypatch: pytest.Monke
         assert supervisor.beats >= UNANSWERED_BEATS_MAX
 
 
-async def test_a_supervisor_that_never_promised_to_answer_beats_is_not_asked_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    welcome = encode_welcome(1, "sup", ["127.0.0.1:1"])
-    welcome.welcome.answers_beats = False  # of an older version
-    supervisor = _Supervisor(0, welcome=welcome)
-    async with agent_of(supervisor, monkeypatch):
-        await wait_until_async(lambda: supervisor.beats > 3 * UNANSWERED_BEATS_MAX, description="many beats")
-        assert supervisor.sessions == 1
-
-
 async def test_answered_beats_keep_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = _Supervisor(10**9, welcome=encode_welcome(1, "sup", ["127.0.0.1:1"]))
     async with agent_of(supervisor, monkeypatch):
@@ -103,33 +93,18 @@ async def test_answered_beats_keep_a_session(monkeypatch: pytest.MonkeyPatch) ->
         assert supervisor.sessions == 1
 
 
-@pytest.mark.parametrize(
-    ("known", "parts", "column"),
-    [
-        ((), {"shards", "gone"}, ""),
-        (("columns",), {"columns", "gone"}, "attempts"),
-        (("columns", "shard_runs"), {"columns", "gone"}, "runs"),
-        (("columns", "shard_runs", "shard_shapes"), {"columns", "gone_runs"}, "shape"),
-    ],
-)
-async def test_inventories_have_a_form_that_the_supervisor_knows(
-    known: tuple[str, ...], parts: set[str], column: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mesh, steps = Mesh.of({"dp": 4}), range(1, 5)
-    held = {
-        step: tuple(ShardRecord(ShardKey(1, step, rank), mesh, "disk", 9, "d") for rank in range(4)) for step in steps
-    }
+async def test_a_supervisor_of_an_earlier_version_gets_no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would understand a part of them."""
     welcome = encode_welcome(1, "sup", ["127.0.0.1:1"])
-    for form in ("columns", "shard_runs", "shard_shapes"):
-        setattr(welcome.welcome, form, form in known)
+    welcome.welcome.shard_shapes = False
     supervisor = _Supervisor(10**9, welcome=welcome)
-    async with agent_of(supervisor, monkeypatch) as reports:
-        await wait_until_async(lambda: reports.differences, description="the session to open")
-        reports.add(Inventory("gpt", held[1] + held[2] + held[3]))
-        await wait_until_async(lambda: len(supervisor.inventories) == 1, description="a complete inventory")
-        reports.add(Inventory("gpt", held[2] + held[3] + held[4]))
-        await wait_until_async(lambda: len(supervisor.inventories) == 2, description="a difference")
-    said = supervisor.inventories[1]
-    assert {field.name for field, _ in said.ListFields()} == {"job", "base", *parts}
-    columns = {field.name for field, _ in said.columns.ListFields()}
-    assert columns & {"attempts", "runs", "shape"} == ({column} if column else set())
+
+    async def talk() -> None:
+        async with agent_of(supervisor, monkeypatch) as reports:
+            reports.add(Inventory("gpt", (ShardRecord(ShardKey(1, 1, 0), Mesh.of({"dp": 1}), "disk", 9, "d"),)))
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await talk()
+    assert raised.group_contains(IncompatibleVersion, match="sup is of an earlier version")
+    assert (supervisor.beats, supervisor.inventories) == (0, [])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from holdfast.agent.workers import learned as module
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.generation import LocalGeneration
 from holdfast.agent.workers.learned import FILES_MAX, MORE_MIN, Imports, Learned
@@ -74,6 +76,33 @@ class Scripts:
 @pytest.fixture
 def scripts(tmp_path: Path) -> Scripts:
     return Scripts(tmp_path)
+
+
+def test_the_file_of_a_doubt_is_read_only_when_it_has_changed(
+    scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    load = module._load
+
+    def counted(path: Path, uid: int) -> Mapping[str, object]:
+        reads.append(path)
+        return load(path, uid)
+
+    monkeypatch.setattr(module, "_load", counted)
+    learned = scripts.learned
+    assert learned.refused(LAUNCH, "run 1") == ""
+    learned.failed(LAUNCH, "run 1", "rank 0 raised RuntimeError", of_ranks=True)
+    reads.clear()
+    for _ in range(3):
+        assert learned.refused(LAUNCH, "run 1") == "rank 0 raised RuntimeError"
+    assert [path.parent.name for path in reads] == ["doubts"]
+    learned.failed(LAUNCH, "run 1", "rank 1 raised RuntimeError", of_ranks=True)
+    assert learned.refused(LAUNCH, "run 1") == "rank 1 raised RuntimeError", "by this agent"
+    scripts.learned.failed(LAUNCH, "run 1", "rank 2 raised RuntimeError", of_ranks=True)
+    assert learned.refused(LAUNCH, "run 1") == "rank 2 raised RuntimeError", "by another object"
+    scripts.learned.failed_without(LAUNCH, "run 1")
+    learned.reached(LAUNCH, "run 1")
+    assert learned.refused(LAUNCH, "run 1") == "", "deleted"
 
 
 def test_a_failed_start_is_followed_by_one_without_and_given_up_if_that_one_steps(scripts: Scripts) -> None:

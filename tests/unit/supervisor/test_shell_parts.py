@@ -331,7 +331,7 @@ def test_a_snapshot_of_an_earlier_version_is_replaced_by_the_first_commit(changi
     parts = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
     assert snapshot.is_current(parts)
     old = {name: raw for name, raw in parts.items() if ":" not in name.rpartition("/")[2] or name.startswith("timers/")}
-    del old["format"]
+    old["format"] = b"2"
     old |= {f"nodes/{name}": records.dumps(node, Node) for name, node in state.nodes.items()}
     old |= {f"jobs/{name}": records.dumps(each, Job) for name, each in state.jobs.items()}
     for name in [name for name in old if name.partition("/")[0] in ("broadcasts", "unanswered")]:
@@ -375,9 +375,16 @@ def test_the_text_of_a_policy_is_written_once() -> None:
     assert snapshot.load(whole | {name: raw for name, raw in parts.items() if raw}) == fleet.state
 
 
+@pytest.mark.parametrize("parts", [{"": b"{}"}, {"nodes/n1": b"{}"}, {"format": b"1"}])
+def test_a_snapshot_of_the_first_version_is_refused(parts: dict[str, bytes]) -> None:
+    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '1', and this version reads 2 to 8"):
+        snapshot.load(parts)
+    assert snapshot.load({}) == State()
+
+
 def test_a_snapshot_that_lacks_a_part_or_is_of_a_newer_version_is_refused() -> None:
     parts = {name: raw for name, raw in snapshot.changes(None, running(job(dp=2)).state).items() if raw is not None}
-    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '9', and this version reads up to 8"):
+    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '9', and this version reads 2 to 8"):
         snapshot.load(parts | {"format": b"9"})
     del parts["jobs/job:spec"]
     with pytest.raises(MalformedMessage, match=r"snapshot\.jobs/job: a part of the row is missing .*'spec'"):

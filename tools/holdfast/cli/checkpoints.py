@@ -75,7 +75,7 @@ def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson
     held, silent = _held(job, api or api_url())
     if not store and silent is not None:
         raise type(silent)(f"{silent}; to list an object store, set it with --store") from silent
-    url = store or _store_of(job, api or api_url())
+    url = store or _store_of(job, api)
     stored: list[Stored] = []
     missing: HoldfastError | None = None
     try:
@@ -124,7 +124,7 @@ def show(
     job: Job, store: Store = "", api: Api = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False
 ) -> None:
     """Show one checkpoint with the shards of all ranks: in the object store, or on the nodes of a job without one."""
-    if not store and not _has_store(job, api or api_url()):
+    if not store and not _store_of(job, api):
         with Client(api or api_url()) as client:
             show_one(node_checkpoints.described(client, job, step, attempt), as_json)
         return
@@ -258,7 +258,7 @@ def _confirm(go: int, stay: int, where: str, as_json: bool) -> None:
 
 
 def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> None:
-    stored = _has_store(job, api)
+    stored = bool(_store_of(job, api))
     with Client(api) as client:
         go, stay = node_checkpoints.prunable(client, job, keep)
         if not as_json:
@@ -321,7 +321,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download shard files with their manifests from the object store or the nodes, and verify them."""
-    if not store and not _has_store(job, api or api_url()):
+    if not store and not _store_of(job, api):
         with Client(api or api_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
             paths = _from_nodes(client, meant, rank or meant.ranks, to)
@@ -353,7 +353,7 @@ def export(
     if to.exists() and any(to.iterdir()):
         raise InvalidSpec("--to", str(to), "a directory that is empty or does not exist")
     shards = to.with_name(f".{to.name}.shards")  # on the same file system, so that the export can use links
-    if not store and not _has_store(job, api or api_url()):
+    if not store and not _store_of(job, api):
         with Client(api or api_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
             try:
@@ -405,34 +405,23 @@ def _from_nodes(client: Client, meant: node_checkpoints.OnNodes, ranks: Sequence
 @contextmanager
 def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
     """Open `store`, or the job's own object store according to the supervisor."""
-    if not store:
-        api = api or api_url()
-        try:
-            store = _store_of(job, api)
-        except NoApi as error:
-            raise NoApi(
-                f"no supervisor answers at {api}, so the object store of {job} is unknown; set it with --store"
-            ) from error
+    store = store or _store_of(job, api)
     if not store:
         raise NotFound(f"{job} has no object store, because its job file has no checkpoint.store; set one with --store")
     with closing(open_store(store)) as opened:
         yield opened
 
 
-def _has_store(job: str, api: str) -> bool:
-    """Return whether the job has an object store. Raises `NoApi` with advice."""
+def _store_of(job: str, api: str) -> str:
+    """Return the URL of the job's object store; empty = none. Raises `NoApi` with advice."""
+    api = api or api_url()
     try:
-        return bool(_store_of(job, api))
+        with Client(api) as client:
+            spec = client.job(job).get("spec") or {}
     except NoApi as error:
         raise NoApi(
             f"no supervisor answers at {api}, so the object store of {job} is unknown; set it with --store"
         ) from error
-
-
-def _store_of(job: str, api: str) -> str:
-    """Return the URL of the job's object store; empty = none."""
-    with Client(api) as client:
-        spec = client.job(job).get("spec") or {}
     return str((spec.get("checkpoint") or {}).get("store") or "")
 
 

@@ -142,7 +142,7 @@ class Log:
             case FindingArrived(finding=finding):
                 self._append(FINDINGS, finding_entry(finding))
             case NodeReported(report=report, seq=seq):
-                message = encode_report(report, seq, columns=True, blocks=seq % 2 > 0)  # agents of both versions
+                message = encode_report(report, seq)
                 self._queue.report(event, message.SerializeToString(), written)
             case NodeGone():
                 self._queue.put(gone_entry(event))

@@ -22,7 +22,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ from holdfast.agent.workers import apart
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.distribution import DISTRIBUTION
-from holdfast.domain.nodes import Check, NodeFacts, RunningWorker, ServiceVersions
+from holdfast.domain.nodes import Check, NodeFacts, ServiceVersions
 from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
@@ -244,7 +244,7 @@ class Agent:
             ledger=ledger,
             carry_out=self._carry_out,
             report=self._report,
-            workers_version=self._workers_version,
+            workers_version=self._pool.worker_set.version_for_answer,
             starts_in_beats=lambda: self._session.starts_in_beats,
         )
         self._session = Session(
@@ -309,9 +309,6 @@ class Agent:
             restarts=self._restarts.possible,
         )
         return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
-
-    def _workers_version(self, forked: Sequence[RunningWorker]) -> int:
-        return self._pool.worker_set.version_for_answer(forked) if self._session.workers_in_answers else 0
 
     # ------------------------------------------------------------------ on the way down
 

@@ -54,8 +54,8 @@ class Session:
     not recorded. `on_diagnostics` receives the endpoints for telemetry, `on_peers` replicators of other nodes,
     `on_present_peers` those that replace all others, and `on_saved_by_all` the newest step that every node has.
 
-    Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
-    `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
+    Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old. A supervisor
+    of an earlier version gets no reports: it might understand a part of them.
     `starts_in_beats`: whether it takes a heartbeat that names a started generation as the answer to `Start`.
     """
 
@@ -96,9 +96,7 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        # Whether the supervisor of this session accepts reports in columns, in runs, and in blocks.
-        self._columns = self._runs = self._blocks = False
-        self.workers_in_answers = self.starts_in_beats = False
+        self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
         self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
@@ -156,13 +154,16 @@ class Session:
         """Run one session until it fails. Raises the reason, in an exception group or alone."""
         try:
             await join(call, introduction)
+            self._reports.greet(self._hello(), self._inventories())
+            hello = self._reports.take()
+            assert hello is not None
+            await write(call, encode_report(hello.report, hello.seq))
+            await self._hear_welcome(call, introduction)
+            backoff.reset()
+            self._failures.over(endpoint)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._speak, call)
-                welcome = await self._hear_welcome(call, introduction)
-                backoff.reset()
-                self._failures.over(endpoint)
-                if welcome.answers_beats:
-                    tasks.start_soon(self._expect_answers)
+                tasks.start_soon(self._expect_answers)
                 if self._log_reads is not None:
                     tasks.start_soon(self._log_reads.run, self._wake_sender)
                 while True:
@@ -171,20 +172,15 @@ class Session:
             call.cancel()
 
     async def _speak(self, call: _Call) -> None:
-        """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps. First steps are
-        in a heartbeat that does not wait."""
-        self._reports.greet(self._hello(), self._inventories())
+        """Send every report, and a heartbeat every `BEAT_S`, which also contains the newest steps. First steps are in a
+        heartbeat that does not wait."""
         if self._log_reads is not None:
             self._log_reads.forget()
         self._answers.clear()
-        self._columns = self._runs = self._blocks = False  # until this supervisor accepts them
-        self.workers_in_answers = self.starts_in_beats = False
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                columns, runs, blocks = self._columns, self._runs, self._blocks
-                message = encode_report(numbered.report, numbered.seq, columns=columns, runs=runs, blocks=blocks)
-                await write(call, message)
+                await write(call, encode_report(numbered.report, numbered.seq))
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
@@ -210,9 +206,9 @@ class Session:
             self._unanswered_beats += 1
         raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} heartbeats")
 
-    async def _hear_welcome(self, call: _Call, introduction: Introduction) -> pb.Welcome:
+    async def _hear_welcome(self, call: _Call, introduction: Introduction) -> None:
         """Read the leader's greeting. Raises `Unavailable` if there is none, or if it comes from a replaced leader or from
-        another fleet's."""
+        another fleet's, and `IncompatibleVersion`."""
         message: pb.SupervisorMessage | None = None
         with freeze.patience(WELCOME_TIMEOUT_S):
             message = await read(call, pb.SupervisorMessage)
@@ -225,6 +221,10 @@ class Session:
                 f"the supervisor {OTHER_VERSION} {welcome.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same version of holdfast on both"
             )
+        if not welcome.shard_shapes:  # the newest of the forms and answers that this agent uses
+            raise IncompatibleVersion(
+                f"the supervisor {welcome.supervisor} is of an earlier version than this agent: replace the supervisors first"
+            )
         if not self._executor.greet(welcome.epoch):
             raise Unavailable(
                 f"{welcome.supervisor} has leader epoch {welcome.epoch}, but this agent has already seen epoch "
@@ -234,12 +234,8 @@ class Session:
         log.info("control session opened", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
-        self._reports.differences = welcome.inventory_differences
-        self._reports.first_steps_in_beats = welcome.first_steps_in_beats
-        self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
+        self._reports.differences = self._reports.first_steps_in_beats = True
         self.starts_in_beats = welcome.starts_in_beats
-        self._runs, self._blocks = welcome.shard_runs, welcome.shard_shapes
-        return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:
         self._unanswered_beats = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import gt
 
 from holdfast.diagnostics.bounded import Bounded
@@ -66,19 +66,24 @@ class Plausibility:
         return None
 
 
-def _of_steps(item: StepColumns) -> str | None:
-    """Return the reason to reject `item`, or None. Checks sums instead of values, because every node sends steps each second:
-    one NaN or infinity makes the sum NaN or infinite."""
-    if not item.rank:
-        return None
-    if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.data_s) + sum(item.stall_s)):
+def _of_times(item: StepColumns | ObservedSteps, *durations_s: Sequence[float]) -> str | None:
+    """Checks sums instead of values, because every node sends steps each second: one NaN or infinity makes the sum NaN or
+    infinite."""
+    if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(map(sum, durations_s))):
         return "an impossible time"
     if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
         return "an impossible time"
     if any(map(gt, item.started_at, item.ended_at)):
         return "a step that ends before it starts"
-    if min(item.data_s) < 0.0 or min(item.stall_s) < 0.0:
-        return "a negative duration"
+    return "a negative duration" if min(map(min, durations_s)) < 0.0 else None
+
+
+def _of_steps(item: StepColumns) -> str | None:
+    """Return the reason to reject `item`, or None."""
+    if not item.rank:
+        return None
+    if problem := _of_times(item, item.data_s, item.stall_s):
+        return problem
     if item.flops and not (min(item.flops) >= 0.0 and math.isfinite(sum(item.flops))):
         return "an impossible number of FLOPs"
     return "a token count above the maximum" if max(item.tokens) > COUNT_MAX else None
@@ -87,12 +92,6 @@ def _of_steps(item: StepColumns) -> str | None:
 def _of_observed(item: ObservedSteps) -> str | None:
     if not item.rank:
         return None
-    if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.comm_wait_s)):
-        return "an impossible time"
-    if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
-        return "an impossible time"
-    if any(map(gt, item.started_at, item.ended_at)):
-        return "a step that ends before it starts"
-    if min(item.comm_wait_s) < 0.0:
-        return "a negative duration"
+    if problem := _of_times(item, item.comm_wait_s):
+        return problem
     return "a block without steps" if min(item.steps) < 1 else None

@@ -77,6 +77,9 @@ class Learned:
         self._uid = os.geteuid() if uid is None else uid
         self._taken: dict[str, Imports] = {}  # by script, the list for which templates were started
         self._read: dict[str, int] = {}  # by script, the time of the file that was read last
+        self._stored_doubts: dict[
+            str, tuple[tuple[int, int], _Doubt | None]
+        ] = {}  # by script, with the version of its file
 
     def path(self, launch: LaunchSpec) -> Path:
         """Return the file to which a worker of this launch writes its list. Deletes the oldest of too many lists."""
@@ -143,6 +146,19 @@ class Learned:
             (self._doubts / _name(launch)).unlink(missing_ok=True)
 
     def _doubt(self, launch: LaunchSpec) -> _Doubt | None:
+        """Return the stored doubt. Reads its file only if it has changed: the agent asks again and again."""
+        name = _name(launch)
+        try:
+            status = (self._doubts / name).lstat()
+        except OSError:
+            self._stored_doubts.pop(name, None)
+            return None
+        version = (status.st_mtime_ns, status.st_ino)
+        if name not in self._stored_doubts or self._stored_doubts[name][0] != version:
+            self._stored_doubts[name] = version, self._read_doubt(launch)
+        return self._stored_doubts[name][1]
+
+    def _read_doubt(self, launch: LaunchSpec) -> _Doubt | None:
         found = _load(self._doubts / _name(launch), os.geteuid())
         imports = _imports(found.get("imports"))
         if imports is None:

@@ -295,28 +295,21 @@ class Progress:
         if not self._observed:
             return None
         notes, self._observed = tuple(self._observed), deque(maxlen=ROWS_MAX)
-        return ObservedSteps(
-            node=self._node,
-            at=at,
-            job=self._job,
-            generation=self._generation,
-            rank=tuple(note.sender.rank for note in notes),
-            **_columns(notes, "step", "steps", "started_at", "ended_at", "comm_wait_s"),
-        )
+        columns = _columns(notes, "step", "steps", "started_at", "ended_at", "comm_wait_s")
+        return ObservedSteps(**self._senders(at, notes), **columns)
 
     def take_checks(self, at: float) -> ReplicaChecks | None:
         """Return the checksums since the last call, as columns."""
         if not self._checks:
             return None
         notes, self._checks = tuple(self._checks), deque(maxlen=ROWS_MAX)
-        return ReplicaChecks(
-            node=self._node,
-            at=at,
-            job=self._job,
-            generation=self._generation,
-            rank=tuple(note.sender.rank for note in notes),
-            **_columns(notes, "step", "digest", "duration_s", "restored"),
-        )
+        columns = _columns(notes, "step", "digest", "duration_s", "restored")
+        return ReplicaChecks(**self._senders(at, notes), **columns)
+
+    def _senders(self, at: float, notes: Sequence[ObservedStepsNote | ReplicaCheckNote]) -> dict[str, Any]:
+        """The fields that say of which ranks the rows are."""
+        ranks = tuple(note.sender.rank for note in notes)
+        return {"node": self._node, "at": at, "job": self._job, "generation": self._generation, "rank": ranks}
 
     def _observed_counts(self, ranks: Iterable[int]) -> tuple[int, ...]:
         counts = tuple(self._ranks[rank].observed for rank in ranks)

@@ -6,11 +6,13 @@ The models of incidents, jobs and nodes are in `incident_models`, `job_models` a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Model")
 
 
 class Model(BaseModel):
@@ -21,6 +23,23 @@ class Model(BaseModel):
         """Take the fields from the attributes of the same names of `value`, those of models in it likewise, except `others`."""
         same = {name: getattr(value, name) for name in cls.model_fields if name not in others}
         return cls.model_validate(same | others, from_attributes=True)
+
+
+def fields_of(kind: type) -> Callable[[type[M]], type[M]]:
+    """Give a model the fields of the dataclass `kind`, required and in their order, but those that it declares itself. A text
+    in the `Annotated` of a field is its description."""
+
+    def derived(model: type[M]) -> type[M]:
+        own = {name: (field.annotation, field) for name, field in model.model_fields.items()}
+        of_kind = {
+            name: (hint, Field(description=next(iter(getattr(hint, "__metadata__", ())), None)))
+            for name, hint in get_type_hints(kind, include_extras=True).items()
+        }
+        fields: dict[str, Any] = of_kind | own
+        base = cast(type[M], Model)
+        return create_model(model.__name__, __base__=base, __module__=model.__module__, __doc__=model.__doc__, **fields)
+
+    return derived
 
 
 class Page(Model, Generic[T]):

@@ -160,7 +160,6 @@ class _Row:
 
 
 _APART = {name: _Row(name) for name in _GROUPS}
-WHOLE = ""  # name of the single part that an early version wrote
 # 2: the groups of `_APART`, and the common part of orders, are parts of their own. 3: so are a node's workers and its newest
 # report. 4: the fields of a job are grouped, its state is one value, and timers are values (`upgrades`).
 # 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes, orders,
@@ -170,7 +169,7 @@ WHOLE = ""  # name of the single part that an early version wrote
 # of the fields.
 _FORMAT, _NOW = "format", b"8"
 _SAME_PARTS = (b"6", b"7", _NOW)  # formats with the same parts and rows
-_BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
+_BEFORE = tuple(str(number).encode() for number in range(2, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
     "incidents": upgrades.incident,
@@ -270,12 +269,14 @@ def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> No
 
 def load(parts: Mapping[str, bytes]) -> State:
     """The state that was written. Absent parts have their defaults, unknown ones are ignored. Raises `MalformedMessage`, also
-    for a snapshot of a newer version."""
-    if (written := parts.get(_FORMAT, b"1")) not in (*_BEFORE, _NOW):
-        problem = f"{written.decode(errors='replace')!r}, and this version reads up to {_NOW.decode()}: start the newer version"
+    for a snapshot of a newer version, and of the first one."""
+    # The first version wrote no format, and one part in a key of its own.
+    if (written := parts.get(_FORMAT, b"1" if parts else _NOW)) not in (*_BEFORE, _NOW):
+        known = f"{_BEFORE[0].decode()} to {_NOW.decode()}"
+        problem = (
+            f"{written.decode(errors='replace')!r}, and this version reads {known}: start the version that wrote it"
+        )
         raise MalformedMessage(f"snapshot.{_FORMAT}", problem)
-    if WHOLE in parts:
-        return _upgraded(_whole_state(parts[WHOLE]))
     values: dict[str, Any] = {name: {} for name in _TABLES}
     apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
@@ -318,17 +319,6 @@ def load(parts: Mapping[str, bytes]) -> State:
     if numbers:
         values["heard"] = upgrades.heard(values["heard"], numbers)
     return _upgraded(State(**values))
-
-
-def _whole_state(raw: bytes) -> State:
-    numbers: dict[str, int] = {}
-
-    def upgrade(tree: Any) -> Any:
-        numbers.update({name: node.get("last_seq", 0) for name, node in tree.get("nodes", {}).items()})
-        return upgrades.state(tree)
-
-    state = records.loads(raw, State, upgrade)
-    return evolve(state, heard=upgrades.heard(state.heard, numbers))
 
 
 def _row_kind(table: str, current: bool) -> Any:

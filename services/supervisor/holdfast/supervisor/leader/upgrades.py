@@ -183,19 +183,3 @@ def send(tree: Tree) -> Tree:
     """Until format 4, the field for the object store was named "far"."""
     order = tree["order"]
     return {**tree, "order": _renamed(order, far="to_object_store")} if "far" in order else tree
-
-
-def state(tree: Tree) -> Tree:
-    """A complete state, which the first versions wrote as one part."""
-    jobs = {name: job(each) for name, each in tree.get("jobs", {}).items()}
-    timers = tree.get("timers", [])
-    if isinstance(timers, dict):
-        timers = [timer(name, due) for name, due in timers.items()]
-    incidents = {name: incident(each) for name, each in tree.get("incidents", {}).items()}
-    rows = {
-        name: {key: upgrade(row) for key, row in tree[name].items()}
-        for name, upgrade in (("nodes", node), ("outbox", send))
-        if name in tree
-    }
-    parts = {name: upgrade(tree[name]) for name, upgrade in (("breaker", breaker), ("config", config)) if name in tree}
-    return {**tree, "jobs": jobs, "timers": timers, "incidents": incidents, **rows, **parts}

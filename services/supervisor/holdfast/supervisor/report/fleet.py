@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from holdfast.supervisor.report.numbers import DOLLAR, HOUR_S, RULE_OF_THREE, Faults, Report, Share
 
@@ -20,15 +21,15 @@ class FleetReport:
     until: float
     jobs: tuple[Report, ...]  # the costliest first: most rank-seconds
     jobs_left_out: int  # more than one answer has
-    gpu_hours: float  # hours of one rank, of the full meshes
+    gpu_hours: Annotated[float, "hours of one rank, of the full meshes"]
     goodput: float | None  # of the jobs whose scripts report steps
-    gpu_hours_per_fault: float | None
+    gpu_hours_per_fault: Annotated[float | None, "with nodes; null: no fault"]
     shares: tuple[Share, ...]  # `seconds`: rank-seconds
     all_faults: Faults
     by_kind: tuple[Faults, ...]
     by_node: tuple[Faults, ...]
-    cost: float | None
-    saved: float | None  # against the comparisons that jobs state
+    cost: Annotated[float | None, "null: no job states a price, or not all in one currency"]
+    saved: Annotated[float | None, "against the comparisons that jobs state"]
     currency: str
     notes: tuple[str, ...]
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 from holdfast.domain.errors import InvalidSpec
 
@@ -64,17 +64,17 @@ def joined(given: Terms, stated: Terms) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Of one kind, one node, or all. Times in seconds."""
+    """Of one kind, one node, or all. Times in seconds. The texts describe the fields in the API, as in the next classes."""
 
     name: str
     count: int
-    repaired: int  # of them: those after which every rank has finished a step
-    mtbf_s: float | None
-    mtbf_at_least_s: float | None  # without a fault
-    mttr_s: float | None
+    repaired: Annotated[int, "of them: those after which every rank has finished a step"]
+    mtbf_s: Annotated[float | None, "time with nodes ÷ faults; null: no fault"]
+    mtbf_at_least_s: Annotated[float | None, "lower bound at 95 % confidence, without a fault"]
+    mttr_s: Annotated[float | None, "mean time from a fault to the next step of every rank"]
     longest_s: float | None
     rework_steps: int
-    cost: float | None  # of the time to repair and of the steps done again
+    cost: Annotated[float | None, "of the time to repair and of the steps done again"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Comparison:
     """The repaired faults, each with a restart and half of a checkpoint interval of lost work instead."""
 
     faults: int
-    left_out: int  # faults that are not over, or that ended the job: how long they take is not known
+    left_out: Annotated[int, "faults that are not over, or that ended the job"]
     restart_s: float
     checkpoint_every_s: float
-    seconds: float  # that they would take
-    actual_s: float  # that they took, with the steps done again
-    saved: float | None  # cost
+    seconds: Annotated[float, "that they would take"]
+    actual_s: Annotated[float, "that they took, with the steps done again"]
+    saved: Annotated[float | None, "cost; null: no price is stated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class Report:
     phase: str
     started_at: float
     wall_s: float
-    ranks: int  # of the full mesh
+    ranks: Annotated[int, "of the full mesh"]
     step: int | None
     tokens: int
-    scheduling: float | None
-    runtime: float | None
-    mfu: float | None
-    goodput: float | None  # scheduling × runtime
+    scheduling: Annotated[float | None, "share of time with nodes"]
+    runtime: Annotated[float | None, "share of that in useful steps; null = not known"]
+    mfu: Annotated[float | None, "null: FLOPs or the peak are not stated, or not reported"]
+    goodput: Annotated[float | None, "scheduling × runtime"]
     goodput_paid: float | None
-    cost: float | None  # of all ranks of the full mesh, for the whole time
+    cost: Annotated[float | None, "of all ranks of the full mesh; null: no price is stated"]
     shares: tuple[Share, ...]
     all_faults: Faults
     by_kind: tuple[Faults, ...]
