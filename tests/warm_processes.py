@@ -43,7 +43,8 @@ HUGE_PAGE_BYTES = 2 << 20
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
 UNBUFFERED = "PYTHONUNBUFFERED"
 TITLE_BYTES = 512  # room for what `ps` is to show of a fork
-# What a process is warm for; else the name of a service's package, as after `python -m`.
+# What a process is warm for; else the name of a service's package, as after `python -m`, or for the script that is the first
+# argument.
 COMMANDS = "commands"
 SCRIPTS = "scripts"  # the first argument is the script
 STACK = (
@@ -392,6 +393,7 @@ def _main(what: str, path: str) -> None:
         imports = warm_stack.Imports()
     else:
         importlib.import_module(f"{what}.service")
+        importlib.import_module("anyio._backends._asyncio")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
     gc.freeze()  # its pages stay shared
     gc.enable()
@@ -403,6 +405,8 @@ def _main(what: str, path: str) -> None:
         end_at_once(lambda: be_script(sys.argv[1:]))
     elif what == STACK:
         end_at_once(lambda: imports.run(*sys.argv[1:]))
+    elif len(sys.argv) > 1:
+        end_at_once(lambda: be_script(sys.argv[1:]))
     else:
         end_at_once(lambda: runpy.run_module(what, run_name="__main__", alter_sys=True))
 
