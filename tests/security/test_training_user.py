@@ -35,8 +35,8 @@ from holdfast.shards import peek
 
 pytestmark = [needs_another_user]
 
-# A step takes 50 ms: what an inventory lists is still in memory when somebody has read it, and the job, which goes on during all tests
-# of this file, does not take a core.
+# A step takes 50 ms: what an inventory lists is still in memory when somebody has read it, and the job, which goes on during
+# all tests of this file, does not take a core.
 TRAIN = """
 import os, time, torch, holdfast.train as hf
 def main(run):
