@@ -35,7 +35,8 @@ from holdfast.shards import peek
 
 pytestmark = [needs_another_user]
 
-# A step takes 10 ms: what an inventory lists is still in memory when somebody has read it.
+# A step takes 50 ms: what an inventory lists is still in memory when somebody has read it, and the job, which goes on during
+# all tests of this file, does not take a core.
 TRAIN = """
 import os, time, torch, holdfast.train as hf
 def main(run):
@@ -51,7 +52,7 @@ def main(run):
             loss = model(torch.randn(4, 16)).pow(2).mean()
             loss.backward()
             optimizer.step()
-            time.sleep(0.01)
+            time.sleep(0.05)
             s.log(loss=loss.item(), tokens=4)
         step += 1
         run.checkpoint(state, step)

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast import plugins
-from holdfast.agent.collectors import build_all
 from holdfast.agent.collectors.plugged import Plugged as PluggedCollector
 from holdfast.agent.collectors.protocol import Surroundings
+from holdfast.agent.collectors.registry import build_all
 from holdfast.cli.main import application
 from holdfast.diagnostics.engine import Engine
 from holdfast.diagnostics.plugged import FAILURES_MAX, plugged

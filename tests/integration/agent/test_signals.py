@@ -8,9 +8,9 @@ import anyio
 import pytest
 from waiting import wait_until_async
 
-from holdfast.agent.collectors import build_all
 from holdfast.agent.collectors.nvml import NvmlCollector
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
+from holdfast.agent.collectors.registry import build_all
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from waiting import TIMEOUT_S, wait_until
+from warm_processes import warm
 
 SERVE_FOR_EVER = """
     async def serve(settings):
@@ -27,10 +28,13 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Runs a service whose `serve` is the given source; waits for its ready file if `ready`."""
+    """Runs a service whose `serve` is the given source; waits for its ready file if `ready`. `new`: in a new interpreter,
+    whose end is that of a service; otherwise a fork."""
     started = []
 
-    def run(source: str, *, ready: bool = True, shutdown_timeout_s: float = 10.0, **env: str) -> subprocess.Popen[str]:
+    def run(
+        source: str, *, ready: bool = True, new: bool = False, shutdown_timeout_s: float = 10.0, **env: str
+    ) -> subprocess.Popen[str]:
         script = tmp_path / "service.py"
         script.write_text(
             "import os, sys, anyio\n"
@@ -42,13 +46,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
             f"service.main('example', ServiceSettings, serve, shutdown_timeout_s={shutdown_timeout_s})\n"
         )
         ready_file = tmp_path / "ready.json"
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, "HOLDFAST_READY_FILE": str(ready_file), **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {**os.environ, "HOLDFAST_READY_FILE": str(ready_file), **env}
+        process: subprocess.Popen[str]
+        if new:
+            process = subprocess.Popen(
+                [sys.executable, str(script)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        else:
+            process = warm("holdfast.replicator").command([str(script)], Path.cwd(), environment)
         started.append(process)
         if ready:
             wait_until(ready_file.exists, description="the ready file")
@@ -69,7 +78,7 @@ def end(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_clean_end(start: Start, number: signal.Signals) -> None:
-    code, errors = end(start(SERVE_FOR_EVER), number)
+    code, errors = end(start(SERVE_FOR_EVER, new=True), number)
     assert code == 0
     assert "cleaned up" in errors
     assert f"received {number.name}" in errors
@@ -142,7 +151,7 @@ def test_ctrl_c_takes_no_leave(start: Start) -> None:
 
 
 def test_a_service_that_ends_by_itself_is_a_bug(start: Start) -> None:
-    code, errors = end(start("async def serve(settings): pass", ready=False))
+    code, errors = end(start("async def serve(settings): pass", ready=False, new=True))
     assert code == 1
     assert "LoopEnded" in errors
     assert "the loop 'example' returned" in errors
@@ -193,7 +202,7 @@ def test_what_the_operator_can_put_right_is_one_line(start: Start) -> None:
             async with anyio.create_task_group():
                 raise Unavailable("no Redis answers at 127.0.0.1:1")
     """
-    code, errors = end(start(source, ready=False))
+    code, errors = end(start(source, ready=False, new=True))
     assert code == 2
     assert errors == "holdfast example: no Redis answers at 127.0.0.1:1\n"
 
@@ -214,7 +223,7 @@ def test_a_clean_up_that_hangs_is_cut_short(start: Start) -> None:
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep_forever()
     """
-    code, errors = end(start(source, shutdown_timeout_s=0.2), signal.SIGTERM)
+    code, errors = end(start(source, new=True, shutdown_timeout_s=0.2), signal.SIGTERM)
     assert code == 3
     assert "not stopped 0.2 s after the signal" in errors
 
@@ -231,7 +240,7 @@ def test_the_second_signal_ends_it_at_once(start: Start) -> None:
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep_forever()
     """
-    process = start(source)
+    process = start(source, new=True)
     process.send_signal(signal.SIGTERM)
     assert process.stderr
     wait_until(lambda: process.stderr and "hanging" in process.stderr.readline(), description="the clean-up")

@@ -15,10 +15,10 @@ import pytest
 import structlog
 from waiting import wait_until_async
 
-from holdfast.agent.collectors import build_all
 from holdfast.agent.collectors.host import Host, blocked_tasks, clock_offset_s, sample, write_latency
 from holdfast.agent.collectors.nvml import NvmlCollector
 from holdfast.agent.collectors.protocol import Emit, Probe, Surroundings, keep_collecting
+from holdfast.agent.collectors.registry import build_all
 from holdfast.domain.signals import CollectorSilent, GpuSample, HostSample, NodeSignal
 
 pytestmark = pytest.mark.anyio
@@ -188,3 +188,13 @@ async def test_samples_arrive_and_a_wedged_reader_is_replaced() -> None:
 async def test_a_reader_that_ends_says_why() -> None:
     with pytest.raises(OSError, match=r"code 3: NVML: Driver Not Loaded"):
         await ScriptedReader("import sys; sys.stderr.write('NVML: Driver Not Loaded'); sys.exit(3)").run(lambda _: None)
+
+
+async def test_readers_import_little() -> None:
+    """They stay on every node with GPUs."""
+    code = (
+        "import sys, holdfast.agent.collectors.nvml_reader, holdfast.agent.collectors.nvrx_reader\n"
+        "print(*{'asyncio', 'anyio', 'google', 'grpc', 'psutil', 'rich', 'structlog'} & set(sys.modules))"
+    )
+    done = await anyio.run_process([sys.executable, "-c", code])
+    assert done.stdout.split() == []

@@ -34,9 +34,10 @@ from anyio.abc import TaskGroup
 from holdfast.agent import preflight, preflight_checks, tracing
 from holdfast.agent.active_ports import ActivePorts
 from holdfast.agent.certificate import CertificateRenewal
-from holdfast.agent.collectors import build_all, infiniband, nvml, nvrx
+from holdfast.agent.collectors import infiniband, nvml, nvrx
 from holdfast.agent.collectors.maintenance import metadata_url
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
+from holdfast.agent.collectors.registry import build_all
 from holdfast.agent.descriptors import Descriptors
 from holdfast.agent.directory import MARK, claimed
 from holdfast.agent.executor import Executor
