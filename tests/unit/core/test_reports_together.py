@@ -146,11 +146,14 @@ def test_answers_to_the_broadcasts_of_two_jobs(seed: int) -> None:
     fleet = Fleet(16)
     fleet.submit(job(dp=8))
     fleet.submit(job(dp=8, name="other"))
-    world = Noisy(fleet, random.Random(seed))
+    world, rng = Recording(fleet), random.Random(seed)
     sends = list(world.state.sends())
     # One node of each job does not answer: the last answer of a job leads to further orders, whose ids depend on the order.
     silent = {send.order.job: send.node for send in sends}
     for send in sends:
+        if rng.random() < 0.5:  # it answers another node's order first
+            other = rng.choice([each for each in sends if each is not send])
+            world.report(send.node, OrderDone(other.command_id, True, at=world.now))
         if send.node not in silent.values():
             world.report(send.node, OrderDone(send.command_id, True, at=world.now))
     world.together(seed)
