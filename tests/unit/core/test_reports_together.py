@@ -140,6 +140,27 @@ def test_answers_workers_steps_and_inventories(seed: int, noisy: bool) -> None:
     assert world.job.checkpoints.step == 5
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_to_the_broadcasts_of_two_jobs(seed: int) -> None:
+    """Each answer counts for the order that its node was given, whichever broadcast the answer before it belongs to."""
+    fleet = Fleet(16)
+    fleet.submit(job(dp=8))
+    fleet.submit(job(dp=8, name="other"))
+    world, rng = Recording(fleet), random.Random(seed)
+    sends = list(world.state.sends())
+    # One node of each job does not answer: the last answer of a job leads to further orders, whose ids depend on the order.
+    silent = {send.order.job: send.node for send in sends}
+    for send in sends:
+        if rng.random() < 0.5:  # it answers another node's order first
+            other = rng.choice([each for each in sends if each is not send])
+            world.report(send.node, OrderDone(other.command_id, True, at=world.now))
+        if send.node not in silent.values():
+            world.report(send.node, OrderDone(send.command_id, True, at=world.now))
+    world.together(seed)
+    left = {send.order.job: send.node for send in world.state.sends()}
+    assert left == silent
+
+
 def test_a_copy_of_a_node_is_as_small_as_a_dictionary_of_its_fields_can_be() -> None:
     """With one field more, it takes twice the memory, and an incident of a large job copies each of its nodes several times."""
     node = running(job(dp=2)).state.nodes["n0"]

@@ -51,7 +51,7 @@ from holdfast.supervisor.core import (
     sessions,
     suspension,
 )
-from holdfast.supervisor.core.present import Asked
+from holdfast.supervisor.core.present import Unanswered
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import NodeReported, RenewSession, SendNotification
@@ -68,24 +68,30 @@ def on_reports(turn: Turn, events: Sequence[NodeReported]) -> None:
     for wave in _waves(events):
         by_kind: dict[type[Report], list[Any]] = defaultdict(list)
         stepping: list[NodeReported] = []
+        asked: Unanswered | None = None  # of the last answer: nearly all answers are to the same broadcast
         for event in wave:
             report: Report | None = event.report
             if isinstance(report, Hello):
                 if isinstance(hello := binding.admit(turn, event), Hello):
                     sessions.hello(turn, event, hello)
-            elif _is_new(turn, event):
-                if isinstance(report, RanksStepping):
-                    stepping.append(event)
-                    if not event.seq:
-                        in_beats[report.job, report.generation].append(event.node)
-                elif isinstance(report, OrderDone):
-                    asked = turn.slot_asked(event.node, report.command_id)
-                    if asked is None:
-                        report = binding.admit(turn, event)
-                    if report is not None:
-                        by_kind[OrderDone].append((event.node, report, asked))
-                elif (report := binding.admit(turn, event)) is not None:
-                    by_kind[type(report)].append((event.node, report, event))
+                asked = None  # it may have changed the broadcast
+            elif not _is_new(turn, event):
+                continue
+            elif isinstance(report, RanksStepping):
+                stepping.append(event)
+                if not event.seq:
+                    in_beats[report.job, report.generation].append(event.node)
+            elif isinstance(report, OrderDone):
+                node, command_id = event.node, report.command_id
+                slot = None if asked is None else asked.slot_of(node, command_id)
+                if slot is None and (found := turn.slot_asked(node, command_id)) is not None:
+                    asked, slot = found
+                elif slot is None:
+                    report = binding.admit(turn, event)
+                if report is not None:
+                    by_kind[OrderDone].append((node, report, asked, slot))
+            elif (report := binding.admit(turn, event)) is not None:
+                by_kind[type(report)].append((event.node, report, event))
         if stepping:
             by_kind[RanksStepping] = binding.admit_first_steps(turn, stepping)
         for kind, same in by_kind.items():
@@ -133,23 +139,20 @@ def _is_new(turn: Turn, event: NodeReported) -> bool:
     return True
 
 
-def _orders_done(turn: Turn, answers: Sequence[tuple[str, OrderDone, Asked | None]]) -> None:
+def _orders_done(turn: Turn, answers: Sequence[tuple[str, OrderDone, Unanswered | None, int | None]]) -> None:
     """Fold answers to orders: successful answers to a broadcast together, all others one by one."""
     of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
     others = []
-    last: Asked | None = None
-    # whether what was found for `last` applies still: reports of another kind may have been folded since
-    is_valid = False
-    for node, done, asked in answers:
-        if asked is not None and not (
-            last is not None and asked.broadcast is last.broadcast and asked.left is last.left
-        ):
+    last, job = None, ""
+    is_valid = False  # whether `last` is still true: reports of another kind may have been folded since
+    for node, done, asked, slot in answers:
+        if asked is not None and asked is not last:
             last, job = asked, asked.broadcast.order.job
             is_valid = turn.broadcasts.get(job) is asked.broadcast and turn.unanswered[job] == asked.left
-        if asked is None or not done.ok or not is_valid:
+        if slot is None or not done.ok or not is_valid:
             others.append((node, done))
         else:
-            of_slots[asked.broadcast.order.job][asked.slot] = done
+            of_slots[job][slot] = done
     for job, of_job in of_slots.items():
         broadcast = turn.broadcasts[job]
         turn.answered(job, of_job)

@@ -25,12 +25,18 @@ from holdfast.supervisor.timers import Timer
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
-    """An unanswered order of a broadcast."""
+class Unanswered(NamedTuple):
+    """A broadcast, and the slots that have not answered it."""
 
     broadcast: Broadcast
-    slot: int
-    left: Numbers  # the slots that had not answered
+    left: Numbers
+
+    def slot_of(self, node: str, command_id: str) -> int | None:
+        """The slot whose unanswered order to `node` has this id; None if there is none."""
+        slot = self.broadcast.slot_of(command_id)
+        if slot is None or self.broadcast.placements[slot].node != node or slot not in self.left:
+            return None
+        return slot
 
 
 class Present:
@@ -172,27 +178,27 @@ class Present:
         if (send := self.outbox.get(command_id)) is not None:
             return send
         found = self._in_broadcast(node, command_id)
-        return None if found is None else found.broadcast.send(found.slot)
+        return None if found is None else found[0].broadcast.send(found[1])
 
     def addressee(self, node: str, command_id: str) -> str | None:
         """The node that the unanswered order of this id was sent to; of a broadcast only if `node` is among its nodes."""
         if (found := self._in_broadcast(node, command_id)) is not None:  # nearly always
-            return found.broadcast.placements[found.slot].node
+            return found[0].broadcast.placements[found[1]].node
         send = self.outbox.get(command_id)
         return None if send is None else send.node
 
-    def slot_asked(self, node: str, command_id: str) -> Asked | None:
-        """The order of this id to the node, if it belongs to a broadcast and is not answered."""
+    def slot_asked(self, node: str, command_id: str) -> tuple[Unanswered, int] | None:
+        """The broadcast and the slot of the order of this id to the node, if it belongs to a broadcast and is not answered."""
         found = self._in_broadcast(node, command_id)
-        return found if found is not None and found.broadcast.placements[found.slot].node == node else None
+        return found if found is not None and found[0].broadcast.placements[found[1]].node == node else None
 
-    def _in_broadcast(self, node: str, command_id: str) -> Asked | None:
+    def _in_broadcast(self, node: str, command_id: str) -> tuple[Unanswered, int] | None:
         """The broadcast that includes `node`, and the slot whose unanswered order has this id."""
         for job in self._index.table(By.CLAIM).get(node, ()):
             broadcast = self.broadcasts.get(job)
             if broadcast is not None and (slot := broadcast.slot_of(command_id)) is not None:
                 left = self.unanswered[job]
-                return Asked(broadcast, slot, left) if slot in left else None
+                return (Unanswered(broadcast, left), slot) if slot in left else None
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:
