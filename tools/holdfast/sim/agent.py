@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from holdfast.agent.admission import Admission, Record
@@ -35,6 +35,10 @@ from holdfast.sim.store import Store
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
+from holdfast.supervisor.protocol import Send
+
+if TYPE_CHECKING:
+    from holdfast.sim.cohorts import Cohort
 
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
@@ -104,6 +108,7 @@ class Agent:
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
         self.first_steps_in_beats = crc32(name.encode()) // 3 % 3 > 0  # otherwise likewise, and reports first steps
+        self.cohort: Cohort | None = None  # in which another agent may stand for this one
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -182,6 +187,56 @@ class Agent:
         if disk:
             self.replicator.lose_disk()
         self.around.workers_changed(self)
+
+    # ------------------------------------------------------------ cohorts
+
+    @property
+    def represented_by(self) -> Agent:
+        """The agent that stands for this one: the leader of its cohort, or itself."""
+        return self if self.cohort is None else self.cohort.leader
+
+    @property
+    def shown_version(self) -> int:
+        """The version of the set of workers in this node's heartbeats."""
+        return self.version if self.cohort is None else self.cohort.version_of(self.name)
+
+    @property
+    def count(self) -> int:
+        """Number of nodes that this agent stands for."""
+        return 1 if self.cohort is None else 1 + len(self.cohort.followers)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is in progress, or on its way to or from the supervisor."""
+        is_idle = not (self.admission.in_progress or self.generations.is_preparing or self.resetting)
+        return bool(self.session) and is_idle and self.reports.settled and self.version == self.reported
+
+    @property
+    def last_report(self) -> int:
+        return self._reporting.last
+
+    def continue_as(
+        self, other: Agent, sends: Sequence[Send], answers: Iterable[orders.OrderDone], seq: int, version: int
+    ) -> None:
+        """Take the state of `other`, which is settled and has stood for this agent, with what was ordered and answered here.
+        `seq`: number of the last report. `version`: of the set of workers."""
+        prepare, theirs = sends[0].order, other.workers
+        assert isinstance(prepare, orders.Prepare)
+        assert theirs is not None
+        self.admission.greet(other.admission.epoch)
+        self.epoch_seen = other.epoch_seen
+        for send in sends:
+            self.orders[send.command_id], self.executed[send.command_id] = send.order, 1
+            self._forget_oldest()
+        for answer in answers:
+            self.admission.finish(answer, lambda _: version)
+        self.reports, self._reporting = Reports(seq), Reporting(self.name, seq, version)
+        self.reports.differences = other.reports.differences
+        self.reports.first_steps_in_beats = other.reports.first_steps_in_beats
+        self.generations.over(self.generations.prepare(prepare, lambda: None))
+        self.version = self.reported = version
+        self.workers = Workers(prepare, theirs.started, theirs.ready, step=theirs.step)
+        self.replicator.configure(prepare)
 
     # ------------------------------------------------------------ reports
 

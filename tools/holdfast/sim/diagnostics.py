@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
@@ -39,6 +39,9 @@ from holdfast.sim.telemetry import Ending, Steps, Telemetry
 from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.protocol import Event, FindingArrived
+
+if TYPE_CHECKING:
+    from holdfast.sim.cohorts import Follower
 
 TICK_S = 1.0  # of an agent
 URGENT_S = (0.001, 0.05)  # until signals that are sent at once arrive
@@ -124,6 +127,19 @@ class Diagnostics:
         self.chance = Random(f"telemetry of {self.world.seed}")
         self._ticks = self._started()
         self._links = {name: _Link(Telemetry(agent, self.steps)) for name, agent in self.agents.items()}
+
+    def telemetry_of(self, agent: Agent) -> Telemetry:
+        return self._links[agent.name].telemetry
+
+    def flush(self, agent: Agent) -> None:
+        """Let the node send what it has not sent yet."""
+        self._send(self._links[agent.name])
+
+    def is_settled(self, agent: Agent) -> bool:
+        """Whether the node has a stream, and nothing on it that must not be lost is on its way."""
+        link = self._links[agent.name]
+        is_open = link.stream is not None and link.incarnation == agent.incarnation
+        return is_open and not link.waking and link.telemetry.settled
 
     def begin(self) -> None:
         """Schedule the ticks of the agents and of the clock."""
@@ -243,7 +259,8 @@ class Diagnostics:
         link.retry_at = self.world.now + self.chance.uniform(*_RETRY)
 
     def _tick(self, link: _Link) -> None:
-        self._send(link)
+        if link.telemetry.agent.represented_by is link.telemetry.agent:
+            self._send(link)
         self.world.after(self.tick_s, lambda: self._tick(link))
 
     def _wake(self, link: _Link) -> None:
@@ -293,6 +310,11 @@ class Diagnostics:
                 link.telemetry.unread.pop(id(each), None)
             tick = replace(tick, signals=kept)
         receipt = self._ticks.take(stream, tick, self._now())
+        followers = self._followers(link)
+        for each, other in followers:
+            assert each.agent.cohort is not None
+            assert other.stream is not None
+            self._ticks.take(other.stream, each.agent.cohort.tick_of(each, tick), self._now())
         if not receipt.must_hold:
             outbox.acknowledge(receipt.seq)
             return
@@ -303,8 +325,16 @@ class Diagnostics:
                 outbox.acknowledge(receipt.seq)
                 if outbox.settled:
                     self._engine.settled(tick.node)
+                    for each, _ in followers:
+                        self._engine.settled(each.agent.name)
 
         self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
+
+    def _followers(self, link: _Link) -> Sequence[tuple[Follower, _Link]]:
+        """The nodes that the agent of this one stands for."""
+        if (cohort := link.telemetry.agent.cohort) is None:
+            return ()
+        return [(each, self._links[name]) for name, each in cohort.followers.items()]
 
     def _loses(self, tick: Tick) -> bool:
         if lost := self.world.loses(lambda: f"the exit of a worker that {tick.node} reported to diagnostics"):

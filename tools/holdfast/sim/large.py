@@ -29,6 +29,7 @@ from holdfast.policy import default
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.answers import Answers
+from holdfast.sim.cohorts import Cohorts
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.large_report import Progress, Recovery, Result
 from holdfast.sim.neighbourhood import Neighbourhood
@@ -132,10 +133,13 @@ class LargeJob(Neighbourhood):
             tick_s=TICK_S,
             liveness=Liveness(silence_s=3 * TICK_S, reconnect_grace_s=1.5),
         )
+        if not checkpoints:  # which are copied from node to node
+            self.supervisor.cohorts = Cohorts(self.agents, self.diagnostics, self.training)
         self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
         self._faulted_at = -inf  # the fault that has not been recovered
         self._generation = 0  # in which the fault occurred
         self._kind = ""
+        self._victim: Agent | None = None  # the node of the next fault, while something is in progress in its cohort
         self._resumed = 0  # number of finished steps at the last recovery
         self.recoveries: list[Recovery] = []
         self._spent_s = 0.0  # CPU of this process until the last recovery
@@ -210,7 +214,12 @@ class LargeJob(Neighbourhood):
     def _break(self, generation: int) -> None:
         job = self.supervisor.committed.jobs[JOB]
         assert job.running is not None
-        agent = self.agents[self._chance.choice(job.running.nodes)]
+        if self.supervisor.cohorts is not None:
+            self.supervisor.cohorts.unite()
+        agent = self._victim = self._victim or self.agents[self._chance.choice(job.running.nodes)]
+        if self.supervisor.cohorts is not None and not self.supervisor.cohorts.alone(agent):
+            return
+        self._victim = None
         self._faulted_at, self._generation = self.world.now, generation
         self._kind = self._chance.choice(("worker crash", "worker crash", "lost node", "GPU off the bus"))
         match self._kind:
