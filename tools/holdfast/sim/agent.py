@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -201,9 +201,9 @@ class Agent:
         return self.version if self.cohort is None else self.cohort.version_of(self.name)
 
     @property
-    def count(self) -> int:
-        """Number of nodes that this agent stands for."""
-        return 1 if self.cohort is None else 1 + len(self.cohort.followers)
+    def stands_for(self) -> Collection[str]:
+        """The nodes of which this agent is the representative, unless another agent stands for it."""
+        return (self.name,) if self.cohort is None else (self.name, *self.cohort.followers)
 
     @property
     def settled(self) -> bool:

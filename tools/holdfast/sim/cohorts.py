@@ -78,9 +78,12 @@ class Cohort:
 
     def reported(self, event: NodeReported) -> Iterator[NodeReported]:
         """The reports of the followers at the leader's report."""
+        first = event.report
+        if isinstance(first, OrderDone | WorkersChanged):
+            first = evolve(first, workers=Running(worker_runs(first.workers)))
         for each in self.followers.values():
             agent, seq = each.agent, event.seq + each.reports_ahead if event.seq else 0
-            report = self.report_of(each, event.report)
+            report = self.report_of(each, first)
             yield NodeReported(event.at, agent.name, agent.incarnation, seq, report, agent.session)
 
     def report_of(self, follower: Follower, report: Report) -> Report:
@@ -115,9 +118,11 @@ class Cohort:
         ahead = follower.place.first_rank - self.place.first_rank
         return Running(tuple(run._replace(rank=run.rank + ahead) for run in worker_runs(workers)))
 
-    def tick_of(self, follower: Follower, tick: Tick) -> Tick:
-        agent, seq = follower.agent, tick.seq + follower.ticks_ahead
-        return Tick(agent.name, agent.incarnation, seq, tick.at, tuple(self._signals(follower, tick.signals)))
+    def ticks(self, tick: Tick) -> Iterator[Tick]:
+        """The ticks of the followers at the leader's tick."""
+        for each in self.followers.values():
+            agent, seq = each.agent, tick.seq + each.ticks_ahead
+            yield Tick(agent.name, agent.incarnation, seq, tick.at, tuple(self._signals(each, tick.signals)))
 
     def _signals(self, follower: Follower, signals: Iterable[NodeSignal]) -> Iterator[NodeSignal]:
         name = follower.agent.name

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
@@ -39,9 +39,6 @@ from holdfast.sim.telemetry import Ending, Steps, Telemetry
 from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.protocol import Event, FindingArrived
-
-if TYPE_CHECKING:
-    from holdfast.sim.cohorts import Follower
 
 TICK_S = 1.0  # of an agent
 URGENT_S = (0.001, 0.05)  # until signals that are sent at once arrive
@@ -309,12 +306,12 @@ class Diagnostics:
             for each in tick.signals:
                 link.telemetry.unread.pop(id(each), None)
             tick = replace(tick, signals=kept)
-        receipt = self._ticks.take(stream, tick, self._now())
-        followers = self._followers(link)
-        for each, other in followers:
-            assert each.agent.cohort is not None
-            assert other.stream is not None
-            self._ticks.take(other.stream, each.agent.cohort.tick_of(each, tick), self._now())
+        now, cohort = self._now(), link.telemetry.agent.cohort
+        receipt = self._ticks.take(stream, tick, now)
+        for each in cohort.ticks(tick) if cohort is not None else ():
+            of_follower = self._links[each.node].stream
+            assert of_follower is not None
+            self._ticks.take(of_follower, each, now)
         if not receipt.must_hold:
             outbox.acknowledge(receipt.seq)
             return
@@ -324,17 +321,10 @@ class Diagnostics:
             if self._process == process and link.stream is stream:
                 outbox.acknowledge(receipt.seq)
                 if outbox.settled:
-                    self._engine.settled(tick.node)
-                    for each, _ in followers:
-                        self._engine.settled(each.agent.name)
+                    for node in link.telemetry.agent.stands_for:
+                        self._engine.settled(node)
 
         self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
-
-    def _followers(self, link: _Link) -> Sequence[tuple[Follower, _Link]]:
-        """The nodes that the agent of this one stands for."""
-        if (cohort := link.telemetry.agent.cohort) is None:
-            return ()
-        return [(each, self._links[name]) for name, each in cohort.followers.items()]
 
     def _loses(self, tick: Tick) -> bool:
         if lost := self.world.loses(lambda: f"the exit of a worker that {tick.node} reported to diagnostics"):

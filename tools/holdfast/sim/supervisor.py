@@ -253,7 +253,8 @@ class Supervisor:
         self.log.renew(self.clock())
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
-            session, known = self.sessions[agent.name], self._reported(agent.name)
+            session, node = self.sessions[agent.name], self.committed.nodes.get(agent.name)
+            known = Reported(node.session, node.workers_version) if node is not None and node.connected else None
             if known is not None and (known.session, known.version) == (session, agent.shown_version):
                 self._differs.pop(agent.name, None)
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
@@ -262,20 +263,17 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
-        for agent in connected:
-            if agent.session and agent.represented_by is agent:
+        leaders = [agent for agent in connected if agent.represented_by is agent]
+        for agent in leaders:
+            if agent.session:
                 agent.beat()
-        started = [(agent.name, each) for agent in connected for each in agent.represented_by.begun]
+        started = [(node, each) for agent in leaders for each in agent.begun for node in agent.stands_for]
         for seen in beats.starts_to_fold(started, self.committed, self.clock()):
             self.tell(seen)
-        reached = [(agent.name, each) for agent in connected for each in agent.represented_by.steps]
+        reached = [(node, each) for agent in leaders for each in agent.steps for node in agent.stands_for]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
             self.tell(protocol.StepSeen(self.world.now, each, node))
         self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
-
-    def _reported(self, node: str) -> Reported | None:
-        known = self.committed.nodes.get(node)
-        return Reported(known.session, known.workers_version) if known is not None and known.connected else None
 
     # ------------------------------------------------------------ folding
 

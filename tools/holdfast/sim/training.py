@@ -64,13 +64,13 @@ class Training:
         if run != before:
             if before is not None:
                 del self._parts[before][agent.name], self._runs[agent.name]
-                self._counts[before] -= agent.count
+                self._counts[before] -= len(agent.stands_for)
                 if not self._parts[before]:
                     del self._parts[before], self._counts[before]
             if run is not None:
                 self._runs[agent.name] = run
                 self._parts.setdefault(run, {})[agent.name] = agent
-                self._counts[run] = self._counts.get(run, 0) + agent.count
+                self._counts[run] = self._counts.get(run, 0) + len(agent.stands_for)
         self._is_whole_now(before)
         self._is_whole_now(run)
         if not self._whole:
