@@ -48,6 +48,7 @@ SPARES_MIN = 4
 STEP_S = 10.0
 SAVE_STEPS = 10
 STEPS_BETWEEN = 2  # between a recovery and the next fault …
+NEVER = 1_000_000  # interval of the saves without checkpoints
 SAVED_EVERY = 4  # … but with checkpoints, after every so many faults two steps more than there are between saves
 TICK_S = 30.0  # of an agent
 BEATS_S = 10.0
@@ -105,7 +106,7 @@ class LargeJob(Neighbourhood):
             Mesh.of({"dp": nodes, "tp": RANKS_PER_NODE}),
             min_dp=1,
             max_dp=nodes,
-            checkpoint=CheckpointSpec(SAVE_STEPS, 1),
+            checkpoint=CheckpointSpec(SAVE_STEPS if checkpoints else NEVER, 1),
             hang=HangSpec(floor_s=6 * STEP_S, init_s=60 * STEP_S),
             limits=LimitSpec(first_step_timeout_s=12 * STEP_S, restarts_without_progress_max=1000),
         )

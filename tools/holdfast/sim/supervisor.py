@@ -188,6 +188,9 @@ class Supervisor:
 
     def hang_up(self, agent: Agent, *, tell: bool = True, renewed: bool = False) -> None:
         """End the session and lose its messages in flight. A running leader notices this after some time."""
+        if self.cohorts is not None and not self.cohorts.alone(agent):
+            self.world.after(AGAIN_S, partial(self.hang_up, agent, tell=tell, renewed=renewed))
+            return
         session = self.sessions.pop(agent.name, 0)
         agent.session = 0
         if session and tell:
@@ -449,17 +452,18 @@ class Supervisor:
                 if isinstance(send.order, Stop):
                     agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return
-            deliver(times)
-
-        def deliver(times: int) -> None:
-            if self.cohorts is not None and not self.cohorts.alone(agent):
-                self.world.after(AGAIN_S, lambda: deliver(times))
-                return
-            for _ in range(times):
-                if agent.session == session:
-                    agent.receive(epoch, send.command_id, send.order)
+            self._sent(epoch, session, send, times)
 
         self.world.at(arrival, arrive)
+
+    def _sent(self, epoch: int, session: int, send: protocol.Send, times: int) -> None:
+        agent = self.agents[send.node]
+        if self.cohorts is not None and not self.cohorts.alone(agent):
+            self.world.after(AGAIN_S, partial(self._sent, epoch, session, send, times))
+            return
+        for _ in range(times):
+            if agent.session == session:
+                agent.receive(epoch, send.command_id, send.order)
 
     def _post(self, post: protocol.Post) -> None:
         """Send the orders of a broadcast. Those to neighbouring slots arrive at the same time."""
