@@ -4,13 +4,16 @@ fault; and what goes wrong in a cohort is found."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 
 from holdfast.agent.reports import Numbered, Reports
+from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone
+from holdfast.domain.signals import GenerationStarted, Tick
 from holdfast.sim import cohorts
 from holdfast.sim.agent import JOB
 from holdfast.sim.cohorts import Cohort, Cohorts, Follower
@@ -29,7 +32,7 @@ from holdfast.supervisor.protocol import (
     Record,
 )
 
-take, reported = Reports.take, Cohort.reported
+take, reported, ticks = Reports.take, Cohort.reported, Cohort.ticks
 
 
 class _Even(Random):
@@ -137,28 +140,39 @@ def _answers_nothing(self: Reports) -> Numbered | None:
 
 
 def _without_the_last(self: Cohort, event: NodeReported) -> Iterator[NodeReported]:
-    """Planted: the last follower does not report."""
     yield from list(reported(self, event))[:-1]
 
 
 def _as_the_leader(self: Cohort, follower: Follower, report: object) -> object:
-    """Planted: followers repeat what their leader reports."""
     return report
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "planted"),
-    [
-        (Reports, "take", _answers_nothing),
-        (Cohort, "reported", _without_the_last),
-        (Cohort, "report_of", _as_the_leader),
-    ],
-)
-def test_a_bug_in_a_cohort_is_found(owner: type, name: str, planted: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = LargeJob(12, 4)
+def _without_a_start(self: Cohort, tick: Tick) -> Iterator[Tick]:
+    for each in ticks(self, tick):
+        yield evolve(each, signals=tuple(s for s in each.signals if not isinstance(s, GenerationStarted)))
+
+
+def test_a_bug_in_the_agent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = LargeJob(8, 2)
     job.run()
     assert any(agent.cohort is not None for agent in job.agents.values())
-    job.faults += 2
-    monkeypatch.setattr(owner, name, planted)
+    job.faults += 1
+    monkeypatch.setattr(Reports, "take", _answers_nothing)
     with pytest.raises(Violation):
-        job.world.run(job.world.now + 2000.0, lambda: len(job.recoveries) >= job.faults)
+        job.world.run(job.world.now + 1000.0, lambda: len(job.recoveries) >= job.faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [("reported", _without_the_last), ("report_of", _as_the_leader), ("ticks", _without_a_start)],
+)
+def test_a_bug_in_what_followers_send_changes_the_course(
+    name: str, planted: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison with single agents would find it."""
+    right, wrong = (_Recorded(8, 2, 1, united=True) for _ in range(2))
+    right.run()
+    monkeypatch.setattr(Cohort, name, planted)
+    with suppress(Violation):
+        wrong.run()
+    assert (wrong.records, wrong.recoveries) != (right.records, right.recoveries)

@@ -25,6 +25,7 @@ from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailabl
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Order, Report
 from holdfast.replicator.view import Held, View
+from holdfast.sim import traces
 from holdfast.sim.clocks import Clock
 from holdfast.sim.links import Links
 from holdfast.sim.replicator import Replicator
@@ -374,7 +375,7 @@ class Agent:
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         if self.world.tracing:
-            self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+            self.world.say(f"{self.name} executes {command_id} {traces.of_order(order)}")
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
@@ -643,26 +644,3 @@ class Agent:
 def _reached(job: str, generation: int, step: int) -> orders.StepReached:
     """The same step is in the heartbeats of all nodes."""
     return orders.StepReached(job, generation, step)
-
-
-def describe(order: Order) -> str:
-    match order:
-        case orders.Prepare():
-            ranks = f"{order.placement.first_rank}…{order.placement.first_rank + order.placement.nproc - 1}"
-            return f"Prepare g{order.generation} ranks {ranks} of {order.mesh}, restore step {order.restore_step}"
-        case orders.Start() | orders.Stop():
-            return f"{type(order).__name__} g{order.generation}"
-        case orders.CheckpointNow():
-            return f"CheckpointNow step {order.at_step} {order.stage}".rstrip()
-        case orders.SetInterval():
-            return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
-        case orders.Inject():
-            return f"Inject {order.kind} into rank {order.rank}"
-        case orders.Prune():
-            return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case orders.CheckLink():
-            return f"CheckLink with {order.partner}{'' if order.endpoint else ', and waits'}"
-        case orders.ResetGpu():
-            return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"
-        case orders.PrepareTemplate() | orders.RestartAgent() | orders.RebootNode():
-            return type(order).__name__

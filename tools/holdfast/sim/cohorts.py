@@ -1,8 +1,8 @@
 """Cohorts: nodes of one job in equal states, which receive the same order at the same time and answer it in the same way.
 
-One agent of a cohort, its *leader*, stands for all: production's rules of an agent run for it alone, and each of its messages is
-also sent for every *follower*, with the follower's name, slot, ranks and numbers. What the supervisor and diagnostics receive
-is the same as without cohorts, except that the finished steps of a cohort are in one report.
+One agent of a cohort, its *leader*, stands for all: production's rules of an agent run for it alone, and each of its messages
+is also sent for every *follower*, with the follower's name, slot, ranks and numbers. What the supervisor and diagnostics
+receive is the same as without cohorts, except that the finished steps of a cohort are in one report.
 
 Nodes are united while they train and nothing is in progress on them. A node leaves, with a state of its own, before anything
 happens to it alone: a fault, or an order that the others do not get.
@@ -18,7 +18,7 @@ from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Report, Start, WorkersChanged
+from holdfast.domain.orders import OrderDone, RanksStepping, Report, Start, WorkersChanged
 from holdfast.domain.runs import Workers as Running
 from holdfast.domain.runs import worker_runs
 from holdfast.domain.signals import (
@@ -60,7 +60,9 @@ class Cohort:
         self.leader, self.telemetry, self.place = leader, telemetry, place
         self.followers: dict[str, Follower] = {}
         self.ranks: tuple[int, ...] = ()  # of all its nodes
-        self.broadcasts: tuple[Broadcast, ...] = ()  # to its members: the preparation of their generation, and its start
+        self.broadcasts: tuple[
+            Broadcast, ...
+        ] = ()  # to its members: the preparation of their generation, and its start
         leader.cohort = self
 
     def changed(self) -> None:
@@ -98,9 +100,7 @@ class Cohort:
                     workers_version=report.workers_version + ahead if report.workers_version else 0,
                 )
             case WorkersChanged(ended=()):
-                return evolve(
-                    report, version=report.version + ahead, workers=self._workers(follower, report.workers)
-                )
+                return evolve(report, version=report.version + ahead, workers=self._workers(follower, report.workers))
             case RanksStepping():
                 return evolve(report, ranks=follower.ranks)
             case _:

@@ -22,6 +22,7 @@ from holdfast.domain.orders import FirstStepsRecorded, Hello, RanksStepping, Rep
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.sim import traces
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.cohorts import COHORT_NODES_MAX, Cohorts
@@ -416,7 +417,7 @@ class Supervisor:
                 self._armed.pop(timer, None)
             case protocol.Publish(record=record):
                 if self.world.tracing:
-                    self.world.say(describe(record))
+                    self.world.say(traces.of_record(record))
 
     def _notify(self, node: str, message: protocol.Notification) -> None:
         """Send a message that may be lost, late and repeated."""
@@ -508,25 +509,3 @@ class Supervisor:
 
 def _nothing() -> None:
     pass
-
-
-def describe(record: protocol.Record) -> str:
-    match record:
-        case protocol.JobAccepted():
-            return f"    job {record.job} accepted"
-        case protocol.JobChanged():
-            return f"    job is {record.phase}: {record.reason}"
-        case protocol.GenerationChanged():
-            nodes = " ".join(record.generation.nodes)
-            return f"    generation {record.generation.number} {record.stage} on {nodes}: {record.reason}"
-        case protocol.IncidentChanged(incident=incident):
-            action = f" → {incident.action.kind} ({incident.action.reason})" if incident.action else ""
-            return f"    incident {incident.id} {incident.kind} {incident.state}: {incident.cause}{action} {incident.outcome}"
-        case protocol.NodeChanged():
-            return f"    node {record.node} is {record.state}: {record.reason}"
-        case protocol.FindingJudged(finding=finding):
-            return f"    finding {finding.id} {record.verdict}: {finding.summary}"
-        case protocol.PolicyChanged():
-            return f"    policy of {record.job} is {record.policy.name or 'the default policy'}"
-        case protocol.Noted():
-            return f"    note on {record.subject}: {record.text}"
