@@ -11,6 +11,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from holdfast.domain.construct import constructor_of
+
 T = TypeVar("T")
 
 
@@ -39,13 +41,13 @@ def _copy_of(kind: type[Any]) -> _Copy:
 
 
 def _constructed(kind: type[Any], names: list[str]) -> _Copy:
-    read, places = attrgetter(*names), {name: place for place, name in enumerate(names)}
+    read, places, make = attrgetter(*names), {name: place for place, name in enumerate(names)}, constructor_of(kind)
 
     def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         values = list(read(value))
         for name, new in changes.items():
             values[places[name]] = new
-        return kind(*values)
+        return make(*values)
 
     return copy
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from holdfast.domain.collectives import StallSnapshot
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker
@@ -38,6 +39,8 @@ from holdfast.sim.world import Violation
 from holdfast.supervisor.protocol import Broadcast, NodeReported
 
 COHORT_NODES_MAX = 64
+
+_tick, _reported = constructor_of(Tick), constructor_of(NodeReported)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,7 +89,7 @@ class Cohort:
         for each in self.followers.values():
             agent, seq = each.agent, event.seq + each.reports_ahead if event.seq else 0
             report = self.report_of(each, first)
-            yield NodeReported(event.at, agent.name, agent.incarnation, seq, report, agent.session)
+            yield _reported(event.at, agent.name, agent.incarnation, seq, report, agent.session)
 
     def report_of(self, follower: Follower, report: Report) -> Report:
         name, ahead = follower.agent.name, follower.version_ahead
@@ -122,7 +125,7 @@ class Cohort:
         """The ticks of the followers at the leader's tick."""
         for each in self.followers.values():
             agent, seq = each.agent, tick.seq + each.ticks_ahead
-            yield Tick(agent.name, agent.incarnation, seq, tick.at, tuple(self._signals(each, tick.signals)))
+            yield _tick(agent.name, agent.incarnation, seq, tick.at, tuple(self._signals(each, tick.signals)), 0)
 
     def _signals(self, follower: Follower, signals: Iterable[NodeSignal]) -> Iterator[NodeSignal]:
         name = follower.agent.name
