@@ -63,9 +63,8 @@ class Cohort:
         self.leader, self.telemetry, self.place = leader, telemetry, place
         self.followers: dict[str, Follower] = {}
         self.ranks: tuple[int, ...] = ()  # of all its nodes
-        self.broadcasts: tuple[
-            Broadcast, ...
-        ] = ()  # to its members: the preparation of their generation, and its start
+        # To its members: the preparation of their generation, and its start.
+        self.broadcasts: tuple[Broadcast, ...] = ()
         leader.cohort = self
 
     def changed(self) -> None:
@@ -94,10 +93,10 @@ class Cohort:
     def report_of(self, follower: Follower, report: Report) -> Report:
         name, ahead = follower.agent.name, follower.version_ahead
         match report:
-            case OrderDone(ok=True, command_id=command, tested=None):
+            case OrderDone(ok=True, tested=None):
                 return evolve(
                     report,
-                    command_id=f"{command.rpartition('/')[0]}/{follower.place.slot}",
+                    command_id=f"{report.command_id.rpartition('/')[0]}/{follower.place.slot}",
                     master=f"{name}:{report.master.rpartition(':')[2]}" if report.master else "",
                     workers=self._workers(follower, report.workers),
                     workers_version=report.workers_version + ahead if report.workers_version else 0,

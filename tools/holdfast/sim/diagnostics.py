@@ -309,10 +309,10 @@ class Diagnostics:
             tick = replace(tick, signals=kept)
         now, cohort = self._now(), link.telemetry.agent.cohort
         receipt = self._ticks.take(stream, tick, now)
-        for each in cohort.ticks(tick) if cohort is not None else ():
-            of_follower = self._links[each.node].stream
-            assert of_follower is not None
-            self._ticks.take(of_follower, each, now)
+        for of_follower in cohort.ticks(tick) if cohort is not None else ():
+            other = self._links[of_follower.node].stream
+            assert other is not None
+            self._ticks.take(other, of_follower, now)
         if not receipt.must_hold:
             outbox.acknowledge(receipt.seq)
             return

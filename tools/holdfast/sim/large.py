@@ -6,6 +6,9 @@ node (`truth`). With `checkpoints`, the run sometimes goes on until it has saved
 without, no step is ever saved. The promises of `invariants`, most of which compare every node after every event, are for small
 worlds.
 
+Nodes in equal states are in cohorts (`cohorts`), of which one agent runs; a node leaves its cohort before a fault. With
+`checkpoints` there are none, because shards differ from node to node.
+
 Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
 in proportion to each other.
 """

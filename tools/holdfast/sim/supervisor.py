@@ -9,7 +9,7 @@ only paused, arrive late with its old epoch). A standby then takes the lease, lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Protocol
@@ -229,7 +229,7 @@ class Supervisor:
             for each in events:
                 self.append(each, written if each is event else _nothing)
             if self.world.chance.random() < 0.05:  # a log delivers at least once
-                self.world.soon(0.0, 1.0, lambda: [self.append(each) for each in events])
+                self.world.soon(0.0, 1.0, partial(self._append_again, events))
 
         self.world.soon(0.001, 0.05, arrive)
 
@@ -257,8 +257,7 @@ class Supervisor:
         self.log.renew(self.clock())
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
-            session, node = self.sessions[agent.name], self.committed.nodes.get(agent.name)
-            known = Reported(node.session, node.workers_version) if node is not None and node.connected else None
+            session, known = self.sessions[agent.name], self._reported(agent.name)
             if known is not None and (known.session, known.version) == (session, agent.shown_version):
                 self._differs.pop(agent.name, None)
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
@@ -279,12 +278,20 @@ class Supervisor:
             self.tell(protocol.StepSeen(self.world.now, each, node))
         self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
 
+    def _reported(self, node: str) -> Reported | None:
+        known = self.committed.nodes.get(node)
+        return Reported(known.session, known.workers_version) if known is not None and known.connected else None
+
     # ------------------------------------------------------------ folding
 
     def append(self, event: protocol.Event, written: Callable[[], None] = lambda: None) -> None:
         """Append an event to its stream of the log. `written` is called when it is there."""
         self.log.append(event, written)
         self._wake()
+
+    def _append_again(self, events: Iterable[protocol.Event]) -> None:
+        for each in events:
+            self.append(each)
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         """Append finished steps to their stream of the log."""
