@@ -40,8 +40,9 @@ def _copy_of(kind: type[Any]) -> _Copy:
     return _cloned(kind, derived)
 
 
-def _constructed(kind: type[Any], names: list[str]) -> _Copy:
-    read, places, make = attrgetter(*names), {name: place for place, name in enumerate(names)}, constructor_of(kind)
+def _constructed(kind: Any, names: list[str]) -> _Copy:
+    read, places = attrgetter(*names), {name: place for place, name in enumerate(names)}
+    make = constructor_of(kind)
 
     def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         values = list(read(value))

@@ -255,7 +255,7 @@ class WorkerRun(NamedTuple):
             yield _worker(self.job, self.generation, rank, pid, since)
 
 
-_worker = constructor_of(RunningWorker)
+_worker: Callable[..., RunningWorker] = constructor_of(RunningWorker)
 
 
 class Workers(_InRuns[RunningWorker]):

@@ -10,7 +10,7 @@ happens to it alone: a fault, or an order that the others do not get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -36,11 +36,11 @@ from holdfast.sim.telemetry import Telemetry
 from holdfast.sim.training import Training
 from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation
-from holdfast.supervisor.protocol import Broadcast, NodeReported
+from holdfast.supervisor.protocol import Broadcast, NodeReported, node_reported
 
 COHORT_NODES_MAX = 64
 
-_tick, _reported = constructor_of(Tick), constructor_of(NodeReported)
+_tick: Callable[..., Tick] = constructor_of(Tick)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +88,7 @@ class Cohort:
         for each in self.followers.values():
             agent, seq = each.agent, event.seq + each.reports_ahead if event.seq else 0
             report = self.report_of(each, first)
-            yield _reported(event.at, agent.name, agent.incarnation, seq, report, agent.session)
+            yield node_reported(event.at, agent.name, agent.incarnation, seq, report, agent.session)
 
     def report_of(self, follower: Follower, report: Report) -> Report:
         name, ahead = follower.agent.name, follower.version_ahead

@@ -80,7 +80,8 @@ class Receipt:
     rejected: tuple[str, ...] = ()  # for each signal that cannot be true: the reason
 
 
-_beat, _receipt = constructor_of(NodeBeat), constructor_of(Receipt)
+_beat: Callable[..., NodeBeat] = constructor_of(NodeBeat)
+_receipt: Callable[..., Receipt] = constructor_of(Receipt)
 
 
 class Replaced(Exception):
