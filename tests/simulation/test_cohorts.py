@@ -15,8 +15,9 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone
 from holdfast.domain.signals import GenerationStarted, Tick
 from holdfast.sim import cohorts
-from holdfast.sim.agent import JOB
-from holdfast.sim.cohorts import Cohort, Cohorts, Follower
+from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.cohort import Cohort, Follower
+from holdfast.sim.cohorts import Cohorts
 from holdfast.sim.large import LargeJob
 from holdfast.sim.world import Violation
 from holdfast.supervisor.protocol import (
@@ -139,15 +140,15 @@ def _answers_nothing(self: Reports) -> Numbered | None:
     return take(self) if numbered is not None and isinstance(numbered.report, OrderDone) else numbered
 
 
-def _without_the_last(self: Cohort, event: NodeReported) -> Iterator[NodeReported]:
+def _without_the_last(self: Cohort[Agent], event: NodeReported) -> Iterator[NodeReported]:
     yield from list(reported(self, event))[:-1]
 
 
-def _as_the_leader(self: Cohort, follower: Follower, report: object) -> object:
+def _as_the_leader(self: Cohort[Agent], follower: Follower[Agent], report: object) -> object:
     return report
 
 
-def _without_a_start(self: Cohort, tick: Tick) -> Iterator[Tick]:
+def _without_a_start(self: Cohort[Agent], tick: Tick) -> Iterator[Tick]:
     for each in ticks(self, tick):
         yield evolve(each, signals=tuple(s for s in each.signals if not isinstance(s, GenerationStarted)))
 

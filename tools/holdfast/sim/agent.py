@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from zlib import crc32
 
 from holdfast.agent.admission import Admission, Record
@@ -27,6 +27,7 @@ from holdfast.domain.orders import Order, Report
 from holdfast.replicator.view import Held, View
 from holdfast.sim import traces
 from holdfast.sim.clocks import Clock
+from holdfast.sim.cohort import Cohort
 from holdfast.sim.links import Links
 from holdfast.sim.replicator import Replicator
 from holdfast.sim.reporting import Reporting
@@ -37,9 +38,6 @@ from holdfast.sim.suspects import SelfTests
 from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.protocol import Send
-
-if TYPE_CHECKING:
-    from holdfast.sim.cohorts import Cohort
 
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
@@ -109,7 +107,7 @@ class Agent:
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
         self.first_steps_in_beats = crc32(name.encode()) // 3 % 3 > 0  # otherwise likewise, and reports first steps
-        self.cohort: Cohort | None = None  # in which another agent may stand for this one
+        self.cohort: Cohort[Agent] | None = None  # in which another agent may stand for this one
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
