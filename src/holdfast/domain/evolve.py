@@ -11,6 +11,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from holdfast.domain.construct import constructor_of
+
 T = TypeVar("T")
 
 
@@ -38,14 +40,15 @@ def _copy_of(kind: type[Any]) -> _Copy:
     return _cloned(kind, derived)
 
 
-def _constructed(kind: type[Any], names: list[str]) -> _Copy:
+def _constructed(kind: Any, names: list[str]) -> _Copy:
     read, places = attrgetter(*names), {name: place for place, name in enumerate(names)}
+    make = constructor_of(kind)
 
     def copy(value: Any, changes: Mapping[str, Any]) -> Any:
         values = list(read(value))
         for name, new in changes.items():
             values[places[name]] = new
-        return kind(*values)
+        return make(*values)
 
     return copy
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.generations import ShardKey, ShardPlace, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
@@ -251,7 +252,10 @@ class WorkerRun(NamedTuple):
     def records(self) -> Iterator[RunningWorker]:
         times = full(self.since, self.width)
         for rank, (pid, since) in enumerate(zip(self.pids, times, strict=True), self.rank):
-            yield RunningWorker(self.job, self.generation, rank, pid, since)
+            yield _worker(self.job, self.generation, rank, pid, since)
+
+
+_worker: Callable[..., RunningWorker] = constructor_of(RunningWorker)
 
 
 class Workers(_InRuns[RunningWorker]):

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from holdfast.domain.errors import MalformedMessage
@@ -28,6 +29,7 @@ from holdfast.domain.runs import (
     place_runs,
     shard_runs,
     short,
+    worker_runs,
 )
 from holdfast.v1 import control_pb2, types_pb2
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh, parse
@@ -217,12 +219,13 @@ def decode_places(message: Iterable[types_pb2.PlaceRun]) -> Places:
 
 
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:
+    runs = worker_runs(workers)
     return control_pb2.WorkerColumns(
-        ranks=[worker.rank for worker in workers],
-        jobs=short([worker.job for worker in workers]),
-        generations=short([worker.generation for worker in workers]),
-        pids=short([worker.pid for worker in workers]),
-        since=short([worker.since for worker in workers]),
+        ranks=list(chain.from_iterable(range(run.rank, run.end) for run in runs)),
+        jobs=short([run.job for run in runs for _ in range(run.width)]),
+        generations=short([run.generation for run in runs for _ in range(run.width)]),
+        pids=short([pid for run in runs for pid in run.pids]),
+        since=short([at for run in runs for at in full(run.since, run.width)]),
     )
 
 

@@ -35,7 +35,8 @@ def simulate(
         bool,
         typer.Option(
             "--checkpoints",
-            help="With --large: the job saves steps now and then, and recoveries restore them. Takes about four times as long.",
+            help="With --large: the job saves steps now and then, and recoveries restore them. Takes about ten times as long, "
+            "because each node runs its own agent.",
         ),
     ] = False,
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,9 @@ from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailabl
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Order, Report
 from holdfast.replicator.view import Held, View
+from holdfast.sim import traces
 from holdfast.sim.clocks import Clock
+from holdfast.sim.cohort import Cohort
 from holdfast.sim.links import Links
 from holdfast.sim.replicator import Replicator
 from holdfast.sim.reporting import Reporting
@@ -35,6 +37,7 @@ from holdfast.sim.store import Store
 from holdfast.sim.suspects import SelfTests
 from holdfast.sim.workers import Workers
 from holdfast.sim.world import Violation, World
+from holdfast.supervisor.protocol import Send
 
 GATHER_S = 0.2  # changes of the workers within this time are sent in one report
 JOB = "job"
@@ -104,6 +107,7 @@ class Agent:
         self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
         self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
         self.first_steps_in_beats = crc32(name.encode()) // 3 % 3 > 0  # otherwise likewise, and reports first steps
+        self.cohort: Cohort[Agent] | None = None  # in which another agent may stand for this one
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
         self.resets_gpus = False  # whether the agent has a command for resets
@@ -182,6 +186,56 @@ class Agent:
         if disk:
             self.replicator.lose_disk()
         self.around.workers_changed(self)
+
+    # ------------------------------------------------------------ cohorts
+
+    @property
+    def represented_by(self) -> Agent:
+        """The agent that stands for this one: the leader of its cohort, or itself."""
+        return self if self.cohort is None else self.cohort.leader
+
+    @property
+    def shown_version(self) -> int:
+        """The version of the set of workers in this node's heartbeats."""
+        return self.version if self.cohort is None else self.cohort.version_of(self.name)
+
+    @property
+    def stands_for(self) -> Collection[str]:
+        """The nodes of which this agent is the representative, unless another agent stands for it."""
+        return (self.name,) if self.cohort is None else (self.name, *self.cohort.followers)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is in progress, or on its way to or from the supervisor."""
+        is_idle = not (self.admission.in_progress or self.generations.is_preparing or self.resetting)
+        return bool(self.session) and is_idle and self.reports.settled and self.version == self.reported
+
+    @property
+    def last_report(self) -> int:
+        return self._reporting.last
+
+    def continue_as(
+        self, other: Agent, sends: Sequence[Send], answers: Iterable[orders.OrderDone], seq: int, version: int
+    ) -> None:
+        """Take the state of `other`, which is settled and has stood for this agent, with what was ordered and answered here.
+        `seq`: number of the last report. `version`: of the set of workers."""
+        prepare, theirs = sends[0].order, other.workers
+        assert isinstance(prepare, orders.Prepare)
+        assert theirs is not None
+        self.admission.greet(other.admission.epoch)
+        self.epoch_seen = other.epoch_seen
+        for send in sends:
+            self.orders[send.command_id], self.executed[send.command_id] = send.order, 1
+            self._forget_oldest()
+        for answer in answers:
+            self.admission.finish(answer, lambda _: version)
+        self.reports, self._reporting = Reports(seq), Reporting(self.name, seq, version)
+        self.reports.differences = other.reports.differences
+        self.reports.first_steps_in_beats = other.reports.first_steps_in_beats
+        self.generations.over(self.generations.prepare(prepare, lambda: None))
+        self.version = self.reported = version
+        self.workers = Workers(prepare, theirs.started, theirs.ready, step=theirs.step)
+        self.replicator.configure(prepare)
 
     # ------------------------------------------------------------ reports
 
@@ -319,7 +373,7 @@ class Agent:
             # Only an order that was unanswered when the agent ended may be executed again, by the restarted agent.
             raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
         if self.world.tracing:
-            self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+            self.world.say(f"{self.name} executes {command_id} {traces.of_order(order)}")
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
@@ -588,26 +642,3 @@ class Agent:
 def _reached(job: str, generation: int, step: int) -> orders.StepReached:
     """The same step is in the heartbeats of all nodes."""
     return orders.StepReached(job, generation, step)
-
-
-def describe(order: Order) -> str:
-    match order:
-        case orders.Prepare():
-            ranks = f"{order.placement.first_rank}…{order.placement.first_rank + order.placement.nproc - 1}"
-            return f"Prepare g{order.generation} ranks {ranks} of {order.mesh}, restore step {order.restore_step}"
-        case orders.Start() | orders.Stop():
-            return f"{type(order).__name__} g{order.generation}"
-        case orders.CheckpointNow():
-            return f"CheckpointNow step {order.at_step} {order.stage}".rstrip()
-        case orders.SetInterval():
-            return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
-        case orders.Inject():
-            return f"Inject {order.kind} into rank {order.rank}"
-        case orders.Prune():
-            return f"Prune {', '.join(str(step) for _, step in order.steps)}"
-        case orders.CheckLink():
-            return f"CheckLink with {order.partner}{'' if order.endpoint else ', and waits'}"
-        case orders.ResetGpu():
-            return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"
-        case orders.PrepareTemplate() | orders.RestartAgent() | orders.RebootNode():
-            return type(order).__name__

@@ -50,6 +50,7 @@ FAILING_SHARE = 0.05  # of the streams, when they have to transport a signal tha
 STEPS_S = 0.5  # between two batches of finished steps
 LOST_AFTER_S = 0.4  # findings that were made this long before a crash are in the log
 CATALOGUE = xid.load()
+_RELIABLE = frozenset(RELIABLE)
 _RETRY = (0.1, TELEMETRY_RETRY_S_MAX)
 
 
@@ -83,7 +84,7 @@ class _Once(Engine):
         self._folded: dict[str, dict[int, Signal]] = {}  # node → signals, by identity
 
     def fold(self, signal: Signal, now: float) -> Folded:
-        if isinstance(signal, RELIABLE):
+        if type(signal) in _RELIABLE and isinstance(signal, RELIABLE):  # the second takes three times as long
             if not isinstance(signal, GenerationStarted):  # a start is repeated on purpose
                 folded = self._folded.setdefault(signal.node, {})
                 if id(signal) in folded:
@@ -124,6 +125,19 @@ class Diagnostics:
         self.chance = Random(f"telemetry of {self.world.seed}")
         self._ticks = self._started()
         self._links = {name: _Link(Telemetry(agent, self.steps)) for name, agent in self.agents.items()}
+
+    def telemetry_of(self, agent: Agent) -> Telemetry:
+        return self._links[agent.name].telemetry
+
+    def flush(self, agent: Agent) -> None:
+        """Let the node send what it has not sent yet."""
+        self._send(self._links[agent.name])
+
+    def is_settled(self, agent: Agent) -> bool:
+        """Whether the node has a stream, and nothing on it that must not be lost is on its way."""
+        link = self._links[agent.name]
+        is_open = link.stream is not None and link.incarnation == agent.incarnation
+        return is_open and not link.waking and link.telemetry.settled
 
     def begin(self) -> None:
         """Schedule the ticks of the agents and of the clock."""
@@ -243,7 +257,8 @@ class Diagnostics:
         link.retry_at = self.world.now + self.chance.uniform(*_RETRY)
 
     def _tick(self, link: _Link) -> None:
-        self._send(link)
+        if link.telemetry.agent.represented_by is link.telemetry.agent:
+            self._send(link)
         self.world.after(self.tick_s, lambda: self._tick(link))
 
     def _wake(self, link: _Link) -> None:
@@ -292,7 +307,12 @@ class Diagnostics:
             for each in tick.signals:
                 link.telemetry.unread.pop(id(each), None)
             tick = replace(tick, signals=kept)
-        receipt = self._ticks.take(stream, tick, self._now())
+        now, cohort = self._now(), link.telemetry.agent.cohort
+        receipt = self._ticks.take(stream, tick, now)
+        for of_follower in cohort.ticks(tick) if cohort is not None else ():
+            other = self._links[of_follower.node].stream
+            assert other is not None
+            self._ticks.take(other, of_follower, now)
         if not receipt.must_hold:
             outbox.acknowledge(receipt.seq)
             return
@@ -302,7 +322,8 @@ class Diagnostics:
             if self._process == process and link.stream is stream:
                 outbox.acknowledge(receipt.seq)
                 if outbox.settled:
-                    self._engine.settled(tick.node)
+                    for node in link.telemetry.agent.stands_for:
+                        self._engine.settled(node)
 
         self.world.after(receipt.settle_s + LOST_AFTER_S, acknowledge)
 

@@ -6,6 +6,9 @@ node (`truth`). With `checkpoints`, the run sometimes goes on until it has saved
 without, no step is ever saved. The promises of `invariants`, most of which compare every node after every event, are for small
 worlds.
 
+Nodes in equal states are in cohorts (`cohorts`), of which one agent runs; a node leaves its cohort before a fault. With
+`checkpoints` there are none, because shards differ from node to node.
+
 Compared with the small worlds, steps are longer, and telemetry, heartbeats, and the plans and reports of replicators are rarer,
 in proportion to each other.
 """
@@ -29,6 +32,7 @@ from holdfast.policy import default
 from holdfast.replicator.view import Held, View
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.answers import Answers
+from holdfast.sim.cohorts import Cohorts
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.large_report import Progress, Recovery, Result
 from holdfast.sim.neighbourhood import Neighbourhood
@@ -47,6 +51,7 @@ SPARES_MIN = 4
 STEP_S = 10.0
 SAVE_STEPS = 10
 STEPS_BETWEEN = 2  # between a recovery and the next fault …
+NEVER = 1_000_000  # interval of the saves without checkpoints
 SAVED_EVERY = 4  # … but with checkpoints, after every so many faults two steps more than there are between saves
 TICK_S = 30.0  # of an agent
 BEATS_S = 10.0
@@ -104,7 +109,7 @@ class LargeJob(Neighbourhood):
             Mesh.of({"dp": nodes, "tp": RANKS_PER_NODE}),
             min_dp=1,
             max_dp=nodes,
-            checkpoint=CheckpointSpec(SAVE_STEPS, 1),
+            checkpoint=CheckpointSpec(SAVE_STEPS if checkpoints else NEVER, 1),
             hang=HangSpec(floor_s=6 * STEP_S, init_s=60 * STEP_S),
             limits=LimitSpec(first_step_timeout_s=12 * STEP_S, restarts_without_progress_max=1000),
         )
@@ -132,10 +137,13 @@ class LargeJob(Neighbourhood):
             tick_s=TICK_S,
             liveness=Liveness(silence_s=3 * TICK_S, reconnect_grace_s=1.5),
         )
+        if not checkpoints:  # which are copied from node to node
+            self.supervisor.cohorts = Cohorts(self.agents, self.diagnostics, self.training)
         self.workers = WorkerFaults(self.world, self.diagnostics, self.truth)
         self._faulted_at = -inf  # the fault that has not been recovered
         self._generation = 0  # in which the fault occurred
         self._kind = ""
+        self._victim: Agent | None = None  # the node of the next fault, while something is in progress in its cohort
         self._resumed = 0  # number of finished steps at the last recovery
         self.recoveries: list[Recovery] = []
         self._spent_s = 0.0  # CPU of this process until the last recovery
@@ -210,7 +218,12 @@ class LargeJob(Neighbourhood):
     def _break(self, generation: int) -> None:
         job = self.supervisor.committed.jobs[JOB]
         assert job.running is not None
-        agent = self.agents[self._chance.choice(job.running.nodes)]
+        if self.supervisor.cohorts is not None:
+            self.supervisor.cohorts.unite()
+        agent = self._victim = self._victim or self.agents[self._chance.choice(job.running.nodes)]
+        if self.supervisor.cohorts is not None and not self.supervisor.cohorts.alone(agent):
+            return
+        self._victim = None
         self._faulted_at, self._generation = self.world.now, generation
         self._kind = self._chance.choice(("worker crash", "worker crash", "lost node", "GPU off the bus"))
         match self._kind:

@@ -24,10 +24,10 @@ _TIERS = {Tier.IMAGE: "memory", Tier.STAGED: "memory", Tier.DISK: "disk"}
 class Reporting:
     """Of one incarnation."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, last: int = 0, version: int = 0) -> None:
         self._node = node
-        self._last = 0
-        self._version = 0
+        self.last = last  # number of the last report
+        self._version = version
         self._greets = False  # whether the next report must be a Hello
         self._sent: dict[int, Report] = {}  # on this session, by number; not acknowledged
         self._again: deque[Report] = deque()  # of the session before, not sent again yet
@@ -44,9 +44,9 @@ class Reporting:
     def sent(self, numbered: Numbered, files: Iterable[Held]) -> None:
         """`files`: the shards of the job on this machine, if the report is an inventory."""
         seq, report = numbered.seq, numbered.report
-        if seq <= self._last or isinstance(report, Hello) is not self._greets:
-            raise Violation(f"{self._node} sends {type(report).__name__} as its report {seq}, after {self._last}")
-        self._last, self._greets = seq, False
+        if seq <= self.last or isinstance(report, Hello) is not self._greets:
+            raise Violation(f"{self._node} sends {type(report).__name__} as its report {seq}, after {self.last}")
+        self.last, self._greets = seq, False
         match report:
             case Hello(workers_version=version) | WorkersChanged(version=version):
                 if version < self._version:

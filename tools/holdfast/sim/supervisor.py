@@ -9,7 +9,9 @@ only paused, arrive late with its old epoch). A standby then takes the lease, lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 from holdfast.domain.errors import HoldfastError
@@ -20,8 +22,10 @@ from holdfast.domain.orders import FirstStepsRecorded, Hello, RanksStepping, Rep
 from holdfast.log.protocol import Lease
 from holdfast.policy import JobView, default
 from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.sim import traces
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
+from holdfast.sim.cohorts import COHORT_NODES_MAX, Cohorts
 from holdfast.sim.log import LENGTH_MAX, Log
 from holdfast.sim.watched import Step, Watched, batch_of
 from holdfast.sim.world import Violation, World
@@ -40,6 +44,7 @@ from holdfast.supervisor.timers import Timer
 
 BEATS_S = 1.0  # interval at which the leader evaluates the agents' heartbeats
 TURN_S = (0.0005, 0.004)
+AGAIN_S = 0.1  # until an order arrives at a cohort that was busy
 CHECKED_SHARE = 0.005  # of the commits: the snapshot and the index are compared with the state
 
 Policy = Callable[[Incident, JobView], Action]
@@ -110,6 +115,7 @@ class Supervisor:
         self._differs: dict[str, float] = {}  # node → time since which its heartbeats contradict the state
         self._armed: dict[Timer, float] = {}
         self._awake = False
+        self.cohorts: Cohorts | None = None
         self.provider: Callable[[int, protocol.RequestReplacement], None] = lambda _epoch, _wanted: None  # of machines
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # session → reports, first in, first out
         self._last_arrival: dict[int, float] = {}  # session → arrival of its last order
@@ -183,6 +189,9 @@ class Supervisor:
 
     def hang_up(self, agent: Agent, *, tell: bool = True, renewed: bool = False) -> None:
         """End the session and lose its messages in flight. A running leader notices this after some time."""
+        if self.cohorts is not None and not self.cohorts.alone(agent):
+            self.world.after(AGAIN_S, partial(self.hang_up, agent, tell=tell, renewed=renewed))
+            return
         session = self.sessions.pop(agent.name, 0)
         agent.session = 0
         if session and tell:
@@ -216,9 +225,11 @@ class Supervisor:
                 written()
                 return
             event = protocol.NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
-            self.append(event, written)
+            events = (event,) if agent.cohort is None else (event, *agent.cohort.reported(event))
+            for each in events:
+                self.append(each, written if each is event else _nothing)
             if self.world.chance.random() < 0.05:  # a log delivers at least once
-                self.world.soon(0.0, 1.0, lambda: self.append(event))
+                self.world.soon(0.0, 1.0, partial(self._append_again, events))
 
         self.world.soon(0.001, 0.05, arrive)
 
@@ -232,9 +243,8 @@ class Supervisor:
             if self.world.loses(lambda: f"the first steps in a heartbeat of {agent.name}"):
                 return
             for each in first_steps:
-                self.first_steps.append(
-                    protocol.NodeReported(self.world.now, agent.name, incarnation, 0, each, session)
-                )
+                event = protocol.NodeReported(self.world.now, agent.name, incarnation, 0, each, session)
+                self.first_steps += (event,) if agent.cohort is None else (event, *agent.cohort.reported(event))
             self._wake()
 
         self.world.soon(0.001, 0.05, arrive)
@@ -248,7 +258,7 @@ class Supervisor:
         connected = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.is_behind else connected:
             session, known = self.sessions[agent.name], self._reported(agent.name)
-            if known is not None and (known.session, known.version) == (session, agent.version):
+            if known is not None and (known.session, known.version) == (session, agent.shown_version):
                 self._differs.pop(agent.name, None)
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
@@ -256,13 +266,14 @@ class Supervisor:
                 self.hang_up(agent, renewed=True)
         for send in [] if self.log.is_behind else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
-        for agent in connected:
+        leaders = [agent for agent in connected if agent.represented_by is agent]
+        for agent in leaders:
             if agent.session:
                 agent.beat()
-        started = [(agent.name, each) for agent in connected for each in agent.begun]
+        started = [(node, each) for agent in leaders for each in agent.begun for node in agent.stands_for]
         for seen in beats.starts_to_fold(started, self.committed, self.clock()):
             self.tell(seen)
-        reached = [(agent.name, each) for agent in connected for each in agent.steps]
+        reached = [(node, each) for agent in leaders for each in agent.steps for node in agent.stands_for]
         for node, each in beats.steps_to_fold(reached, self.committed, self.clock()):
             self.tell(protocol.StepSeen(self.world.now, each, node))
         self.world.after(self._beats_s, lambda: self._evaluate_heartbeats(epoch))
@@ -277,6 +288,10 @@ class Supervisor:
         """Append an event to its stream of the log. `written` is called when it is there."""
         self.log.append(event, written)
         self._wake()
+
+    def _append_again(self, events: Iterable[protocol.Event]) -> None:
+        for each in events:
+            self.append(each)
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         """Append finished steps to their stream of the log."""
@@ -328,7 +343,7 @@ class Supervisor:
         self._folder.keep(folded)
         self.committed = folded.state
         self._observe(watched, folded.state)
-        self._carry_out(as_sends(folded.commands))
+        self._carry_out(folded.commands if self.cohorts is not None else as_sends(folded.commands))
         if self.leading and (self.internal or self.first_steps or self.log.is_behind):
             self._wake()
 
@@ -386,9 +401,12 @@ class Supervisor:
         match command:
             case protocol.Send():
                 self._send(command)
+            case protocol.Post():
+                self._post(command)
             case protocol.SendNotification(nodes=nodes, message=message):
                 for node in nodes:
-                    self._notify(node, message)
+                    if self.agents[node].represented_by is self.agents[node]:
+                        self._notify(node, message)
             case protocol.Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case protocol.RequestReplacement():
@@ -406,7 +424,7 @@ class Supervisor:
                 self._armed.pop(timer, None)
             case protocol.Publish(record=record):
                 if self.world.tracing:
-                    self.world.say(describe(record))
+                    self.world.say(traces.of_record(record))
 
     def _notify(self, node: str, message: protocol.Notification) -> None:
         """Send a message that may be lost, late and repeated."""
@@ -442,11 +460,39 @@ class Supervisor:
                 if isinstance(send.order, Stop):
                     agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return
-            for _ in range(times):
-                if agent.session == session:
-                    agent.receive(epoch, send.command_id, send.order)
+            self._sent(epoch, session, send, times)
 
         self.world.at(arrival, arrive)
+
+    def _sent(self, epoch: int, session: int, send: protocol.Send, times: int) -> None:
+        agent = self.agents[send.node]
+        if self.cohorts is not None and not self.cohorts.alone(agent):
+            self.world.after(AGAIN_S, partial(self._sent, epoch, session, send, times))
+            return
+        for _ in range(times):
+            if agent.session == session:
+                agent.receive(epoch, send.command_id, send.order)
+
+    def _post(self, post: protocol.Post) -> None:
+        """Send the orders of a broadcast. Those to neighbouring slots arrive at the same time."""
+        for _, block in groupby(post.slots, lambda slot: slot // COHORT_NODES_MAX):
+            sessions = {slot: self.sessions.get(post.broadcast.placements[slot].node, 0) for slot in block}
+            last = max(self._last_arrival.get(session, 0.0) for session in sessions.values())
+            arrival = max(self.world.now + self.world.chance.uniform(0.001, 0.05), last)
+            self._last_arrival |= dict.fromkeys(sessions.values(), arrival + 1e-6)
+            times = 2 if self.world.chance.random() < 0.05 else 1
+            self.world.at(arrival, partial(self._posted, self.epoch, post.broadcast, sessions, times))
+
+    def _posted(self, epoch: int, broadcast: protocol.Broadcast, sessions: Mapping[int, int], times: int) -> None:
+        assert self.cohorts is not None
+        agents = self.agents
+        slots = [
+            slot for slot, session in sessions.items() if agents[broadcast.placements[slot].node].session == session > 0
+        ]
+        for left in range(times, 0, -1):
+            if not self.cohorts.receive(epoch, broadcast, slots):
+                self.world.after(AGAIN_S, partial(self._posted, epoch, broadcast, sessions, left))
+                return
 
     def _evaluate(self, epoch: int, question: protocol.Evaluate) -> None:
         if self.leading and self.epoch == epoch and question.incident in self.committed.incidents:
@@ -468,23 +514,5 @@ class Supervisor:
         self.tell(protocol.TimerFired(self.world.now, timer))
 
 
-def describe(record: protocol.Record) -> str:
-    match record:
-        case protocol.JobAccepted():
-            return f"    job {record.job} accepted"
-        case protocol.JobChanged():
-            return f"    job is {record.phase}: {record.reason}"
-        case protocol.GenerationChanged():
-            nodes = " ".join(record.generation.nodes)
-            return f"    generation {record.generation.number} {record.stage} on {nodes}: {record.reason}"
-        case protocol.IncidentChanged(incident=incident):
-            action = f" → {incident.action.kind} ({incident.action.reason})" if incident.action else ""
-            return f"    incident {incident.id} {incident.kind} {incident.state}: {incident.cause}{action} {incident.outcome}"
-        case protocol.NodeChanged():
-            return f"    node {record.node} is {record.state}: {record.reason}"
-        case protocol.FindingJudged(finding=finding):
-            return f"    finding {finding.id} {record.verdict}: {finding.summary}"
-        case protocol.PolicyChanged():
-            return f"    policy of {record.job} is {record.policy.name or 'the default policy'}"
-        case protocol.Noted():
-            return f"    note on {record.subject}: {record.text}"
+def _nothing() -> None:
+    pass

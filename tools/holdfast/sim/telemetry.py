@@ -7,7 +7,7 @@ rank sleep inside the next all-reduce, which the hung rank has not entered, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, repeat
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.agent.outbox import Outbox
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
+from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import Prepare
 from holdfast.domain.signals import (
     RELIABLE,
@@ -125,6 +126,7 @@ class Telemetry:
         self.endings: dict[int, Ending] = {}  # of ranks that are about to end
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
+        self.sent_seq = 0  # number of the last tick
         self.outbox = Outbox(agent.name, "")
         # By identity: the signals of this life that must not be lost, and that no process of diagnostics has folded.
         self.unread: dict[int, NodeSignal] = {}
@@ -174,6 +176,24 @@ class Telemetry:
             self.life, self._reported = self.agent.life, None
             self.outbox = Outbox(self.agent.name, self.agent.incarnation)
             self.unread.clear()
+
+    @property
+    def settled(self) -> bool:
+        """Whether diagnostics has folded and acknowledged all signals that must not be lost."""
+        return self.agent.alive and self.life == self.agent.life and self.outbox.settled
+
+    def continue_as(self, other: Telemetry, ahead: int) -> None:
+        """Take the state of `other`, which is settled, for an agent that has taken the state of its agent. `ahead`: number of
+        the last tick, compared with that of the other."""
+        workers, known, name = self.agent.workers, other._reported, self.agent.name
+        assert workers is not None
+        assert known is not None
+        ranks = tuple(workers.order.placement.ranks)
+        started = None if known.started is None else evolve(known.started, node=name, ranks=ranks)
+        self.sent_seq = other.sent_seq + ahead
+        self.outbox = Outbox(name, self.agent.incarnation, self.sent_seq)
+        self.outbox.acknowledge(self.sent_seq)
+        self._reported = replace(known, workers=workers, ranks=ranks, started=started, ended=set())
 
     def _emit(self, signal: NodeSignal) -> None:
         self.outbox.add(signal)
@@ -240,7 +260,9 @@ class Telemetry:
         )
 
     def tick(self, fresh: Sequence[NodeSignal] = ()) -> Tick:
-        return self.outbox.compose(self.agent.clock.now(), fresh)
+        tick = self.outbox.compose(self.agent.clock.now(), fresh)
+        self.sent_seq = tick.seq
+        return tick
 
     def sample(self) -> list[NodeSignal]:
         """The steps since the last call, the progress of every rank, and the flight recorders if the ranks are still."""
@@ -265,14 +287,15 @@ class Telemetry:
         reported.first_at = reported.first_at or fresh[0].ended_at
         reported.still_since = fresh[-1].ended_at
         reported.shown_at = reported.still_since - SNAPSHOT_EVERY_S
+        ranks = reported.ranks if self.agent.cohort is None else self.agent.cohort.ranks
         return [
             StepColumns(
                 self.agent.name,
                 clock.now(),
                 order.job,
                 order.generation,
-                reported.ranks * len(fresh),
-                *_columns(tuple(fresh), len(reported.ranks), clock.ahead_s),
+                ranks * len(fresh),
+                *_columns(tuple(fresh), len(ranks), clock.ahead_s),
             )
         ]
 

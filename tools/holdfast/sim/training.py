@@ -48,6 +48,8 @@ class Training:
     _ticking: set[Run] = field(default_factory=set)
     _runs: dict[str, Run] = field(default_factory=dict)  # node → the run that its ranks take part in
     _parts: dict[Run, dict[str, Agent]] = field(default_factory=dict)  # run → the nodes whose ranks take part
+    # run → number of these nodes, and of those that they stand for
+    _counts: dict[Run, int] = field(default_factory=dict)
     _whole: set[Run] = field(default_factory=set)  # runs in which all ranks take part
     _alone: set[Run] = field(default_factory=set)  # runs in which ranks went on without the result of a proposal
 
@@ -62,11 +64,13 @@ class Training:
         if run != before:
             if before is not None:
                 del self._parts[before][agent.name], self._runs[agent.name]
+                self._counts[before] -= len(agent.stands_for)
                 if not self._parts[before]:
-                    del self._parts[before]
+                    del self._parts[before], self._counts[before]
             if run is not None:
                 self._runs[agent.name] = run
                 self._parts.setdefault(run, {})[agent.name] = agent
+                self._counts[run] = self._counts.get(run, 0) + len(agent.stands_for)
         self._is_whole_now(before)
         self._is_whole_now(run)
         if not self._whole:
@@ -76,6 +80,16 @@ class Training:
             self.started.setdefault(_number(each), 0)
             self._ticking.add(each)
             self.world.after(self.step_s, lambda r=each: self._tick(r))  # type: ignore[misc]
+
+    def united(self, agent: Agent) -> None:
+        """Handle that another agent, which takes part in the same run, stands for `agent` from now on."""
+        if (run := self._runs.pop(agent.name, None)) is not None:
+            del self._parts[run][agent.name]
+
+    def divided(self, leader: Agent, agent: Agent) -> None:
+        """Handle that `agent` has a state of its own from now on; `leader` has stood for it."""
+        if (run := self._runs.get(leader.name)) is not None:
+            self._runs[agent.name], self._parts[run][agent.name] = run, agent
 
     def members(self, generation: int) -> list[Agent]:
         return [
@@ -103,7 +117,7 @@ class Training:
         """Record whether all nodes of the run take part."""
         if run is None:
             return
-        if len(self._parts.get(run, ())) == _nnodes(run):
+        if self._counts.get(run, 0) == _nnodes(run):
             self._whole.add(run)
         else:
             self._whole.discard(run)

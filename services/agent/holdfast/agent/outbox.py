@@ -27,9 +27,10 @@ UNACKNOWLEDGED_MAX = 256  # ticks with reliable signals; beyond it, signals gath
 class Outbox:
     """Composes ticks. `dropped` counts signals that were dropped since the start because the queue was full."""
 
-    def __init__(self, node: str, incarnation: str) -> None:
+    def __init__(self, node: str, incarnation: str, seq: int = 0) -> None:
+        """`seq`: number of the last tick that this incarnation has sent."""
         self._node, self._incarnation = node, incarnation
-        self._seq = 0
+        self._seq = seq
         self._reliable: deque[NodeSignal] = deque()
         self._droppable: deque[NodeSignal] = deque()
         self._unacknowledged: dict[int, Tick] = {}  # by seq, in order, with their reliable signals only

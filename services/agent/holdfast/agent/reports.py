@@ -32,14 +32,15 @@ class Reports:
     changes since the session's last one of the job. The first one is complete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seq: int = 0) -> None:
+        """`seq`: number of the last report that this incarnation has sent."""
         # What the supervisor of this session accepts: inventories as differences, first steps in heartbeats.
         self.differences = self.first_steps_in_beats = False
         self._in_beats: dict[str, RanksStepping] = {}  # by job: the newest first steps that are not recorded yet
         self._unsaid = False  # whether no heartbeat has contained some of them
         # Job → the last inventory that was sent on this session: number, complete inventory.
         self._last_sent: dict[str, tuple[int, Inventory]] = {}
-        self._seq = 0
+        self._seq = seq
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
 
@@ -65,6 +66,11 @@ class Reports:
         if isinstance(numbered.report, Inventory):  # an inventory that is sent again on another session is complete
             return Numbered(self._seq, self._since_last(numbered.report))
         return numbered
+
+    @property
+    def settled(self) -> bool:
+        """Whether every report has been acknowledged, and every first step recorded."""
+        return not (self._waiting or self._sent or self._in_beats)
 
     @property
     def wants_beat(self) -> bool:

@@ -16,6 +16,7 @@ from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.seq_window import SeqWindow
+from holdfast.domain.construct import constructor_of
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import (
     RELIABLE,
@@ -79,6 +80,10 @@ class Receipt:
     rejected: tuple[str, ...] = ()  # for each signal that cannot be true: the reason
 
 
+_beat: Callable[..., NodeBeat] = constructor_of(NodeBeat)
+_receipt: Callable[..., Receipt] = constructor_of(Receipt)
+
+
 class Replaced(Exception):
     """The stream is obsolete: its node has opened another stream since."""
 
@@ -107,7 +112,7 @@ class Ticks:
             self._open(stream, tick, now)
         elif self._streams.get(stream.node) is not stream:
             raise Replaced(f"node {stream.node} has opened another stream")
-        self._fold(NodeBeat(tick.node, now), now)
+        self._fold(_beat(tick.node, now), now)
         impossible: tuple[str, ...] = ()
         if stream.seqs.add(tick.seq):
             signals, impossible = self._plausibility.screen(tick.signals)
@@ -115,7 +120,7 @@ class Ticks:
                 self._fold(signal, now)
         must_hold = not _MUST_HOLD.isdisjoint(map(type, tick.signals))
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
-        return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0, impossible)
+        return _receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0, impossible)
 
     def heard(self, stream: NodeStream, now: float) -> None:
         """Record a heartbeat for a tick that is folded later, so that its node does not count as silent."""
