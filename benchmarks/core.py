@@ -66,11 +66,11 @@ from holdfast.runtime.garbage import collect_at_rest, collect_seldom
 from holdfast.supervisor import inbox
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
-from holdfast.supervisor.core.election import Segment
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.job import Checkpoints, JobProgress, Membership, Numbering
-from holdfast.supervisor.core.lifecycle import Running
-from holdfast.supervisor.core.planner import peers
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.job import Checkpoints, JobProgress, Membership, Numbering
+from holdfast.supervisor.core.model.lifecycle import Running
+from holdfast.supervisor.core.rules.election import Segment
+from holdfast.supervisor.core.rules.planner import peers
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, take

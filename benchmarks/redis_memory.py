@@ -14,7 +14,7 @@ from functools import partial
 
 import anyio
 
-from holdfast.agent.reports import Reports
+from holdfast.agent.connection.reports import Reports
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory

@@ -31,9 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast.train as hf
 from holdfast.domain.mesh import Mesh
 from holdfast.train.channels import Control, Notes
-from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment, World
-from holdfast.train.observed_steps import StepObserver
+from holdfast.train.observing.ddp_waits import DDPWaits
+from holdfast.train.observing.observed_steps import StepObserver
 
 
 def measure(agent: Path | str, steps: int) -> list[float]:

@@ -27,8 +27,8 @@ from holdfast.cli.client import Client
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
-from holdfast.runtime.fake_collector import collecting
-from holdfast.runtime.telemetry import ENV_ENDPOINT
+from holdfast.runtime.telling.fake_collector import collecting
+from holdfast.runtime.telling.telemetry import ENV_ENDPOINT
 
 AIM = 0.005
 NOISE_MAX = 0.02  # if pairs differ by more, the machine is too noisy for a result

@@ -39,7 +39,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
-from holdfast.runtime.fleet import FLEET
+from holdfast.runtime.trust.fleet import FLEET
 from holdfast.shards import peek
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server

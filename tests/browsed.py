@@ -31,7 +31,7 @@ from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
 from holdfast.log.protocol import Entry
-from holdfast.runtime.api_tokens import TokensFile
+from holdfast.runtime.trust.api_tokens import TokensFile
 from holdfast.supervisor.alerts.alert import Topic
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.alerts.targets import Notifier

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from waiting import TIMEOUT_S
 
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.tls import Tls
 
 CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 

@@ -11,11 +11,11 @@ from supervising import facts
 from waiting import TIMEOUT_S
 
 from holdfast.domain.orders import Hello
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.tls import Tls
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire.control import encode_report
 

@@ -7,7 +7,7 @@ from typing import Any
 import kube_schemas
 from kube_schemas import COMPONENT, Manifest
 
-from holdfast.runtime.identities import Role, parse_uri
+from holdfast.runtime.trust.identities import Role, parse_uri
 
 SERVICES = ("supervisor", "diagnostics")
 # By component: which components of Holdfast reach which of its ports.

@@ -25,7 +25,7 @@ import httpx
 from ports import free_ports
 from waiting import wait_until
 
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 VERSION = "1.20.2"
 DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-test" / f"kubernetes-{VERSION}"

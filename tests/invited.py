@@ -17,13 +17,13 @@ from waiting import wait_until_async
 from holdfast.cli.client import Client
 from holdfast.log.memory import MemoryLog
 from holdfast.log.protocol import FencedLog
-from holdfast.runtime.api_trust import Trust
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled
-from holdfast.runtime.identities import Identity, Role
-from holdfast.runtime.invitation import Invitation, digest, fingerprint, new_request, new_token
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.api_trust import Trust
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.enrolled import DIRECTORY, Enrolled
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.invitation import Invitation, digest, fingerprint, new_request, new_token
+from holdfast.runtime.trust.tls import Tls
 
 TOKEN, JOIN_TOKEN = "a-token-of-the-api", "a-join-token-of-the-fleet"
 T = TypeVar("T")

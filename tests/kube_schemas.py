@@ -15,7 +15,7 @@ from holdfast.cli.connection import ENV_API, ENV_TOKEN
 from holdfast.cli.launcher import ENV_LAUNCHER
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.runtime.settings import ENV_PREFIX
-from holdfast.runtime.tls import CA as TLS_CA
+from holdfast.runtime.trust.tls import CA as TLS_CA
 from holdfast.supervisor.settings import SupervisorSettings
 
 Manifest = dict[str, Any]

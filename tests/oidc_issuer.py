@@ -18,8 +18,8 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, Key, RSAKey
 from joserfc.jws import JWSRegistry
 
-from holdfast.runtime.oidc import OidcRules, OidcTokens, parse_roles
-from holdfast.runtime.oidc_keys import DISCOVERY, IssuerKeys
+from holdfast.runtime.trust.oidc import OidcRules, OidcTokens, parse_roles
+from holdfast.runtime.trust.oidc_keys import DISCOVERY, IssuerKeys
 
 AUDIENCE = "holdfast"
 ROLES = "groups:ml-platform=operator, groups:researchers=submitter, *=viewer"

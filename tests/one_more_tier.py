@@ -39,8 +39,8 @@ def check() -> None:
     from holdfast.restore import Holder, Segment, elect
     from holdfast.supervisor.api import job_views
     from holdfast.supervisor.core import saved_steps
-    from holdfast.supervisor.core.retention import newest_everywhere
-    from holdfast.supervisor.core.turn import Turn
+    from holdfast.supervisor.core.model.turn import Turn
+    from holdfast.supervisor.core.saves.retention import newest_everywhere
     from holdfast.wire.control import decode_report, encode_report
 
     mesh = Mesh((("dp", 2),))

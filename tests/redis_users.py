@@ -14,7 +14,7 @@ from servers import ENV_BINARY
 from waiting import TIMEOUT_S, wait_until
 
 from holdfast.log.embedded import server_binary
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 SCRIPT = Path(__file__).parents[1] / "deploy" / "kubernetes" / "chart" / "files" / "redis.sh"
 PASSWORDS: Mapping[str, str] = {"supervisor": "supervisor-of-the-tests", "diagnostics": "diagnostics-of-the-tests"}

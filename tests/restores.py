@@ -15,7 +15,7 @@ from holdfast import restore
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, RankRestore, RestorePoint, ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor.core import election as supervisor
+from holdfast.supervisor.core.rules import election as supervisor
 from holdfast.train.standalone import election as standalone
 
 Fork = tuple[int, int]  # (attempt, step)

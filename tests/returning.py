@@ -10,8 +10,9 @@ from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Hello
-from holdfast.supervisor.core import Node, returns
-from holdfast.supervisor.core.offenders import Fault
+from holdfast.supervisor.core import Node
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.rules.offenders import Fault
 from holdfast.supervisor.return_rules import ReturnRules
 
 RULES = ReturnRules()

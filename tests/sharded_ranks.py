@@ -168,8 +168,8 @@ def _checkpointer(directory: Path, phase: Phase, rank: int) -> Any:
 
     from holdfast.domain.mesh import Mesh
     from holdfast.train.channels import Notes
-    from holdfast.train.checkpoint import Checkpointer
     from holdfast.train.environment import Environment, World
+    from holdfast.train.saves.checkpoint import Checkpointer
 
     mesh = Mesh.of({"dp": phase.ranks // phase.tp} | ({"tp": phase.tp} if phase.tp > 1 else {}))
     environment = Environment(World(mesh, rank, 1), job="t", attempt=1, images=str(directory / f"images-{rank}"))

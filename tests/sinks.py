@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast.domain.tracing import Span, Value
-from holdfast.runtime import telemetry
-from holdfast.runtime.metrics import Metric
-from holdfast.runtime.telemetry import Point
+from holdfast.runtime.telling import telemetry
+from holdfast.runtime.telling.metrics import Metric
+from holdfast.runtime.telling.telemetry import Point
 
 
 @dataclass(slots=True)

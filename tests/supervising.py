@@ -16,7 +16,7 @@ import httpx
 from anyio.abc import TaskGroup
 from waiting import TIMEOUT_S, wait_until_async
 
-from holdfast.agent.streams import write
+from holdfast.agent.connection.streams import write
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, Preflight, RunningWorker
@@ -34,7 +34,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.log.names import FINDINGS
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Renewal, Usage
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.service import run
 from holdfast.supervisor.settings import SupervisorSettings

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from replicator_node import Node
 
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.tls import Tls
 
 
 def issue(authority: Authority, where: Path, *identities: Identity) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.runtime.fake_collector import Received
+from holdfast.runtime.telling.fake_collector import Received
 
 
 def parents_of(spans: Sequence[Received]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import Conflict
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 ROOT = Path(__file__).parents[1]
 SOURCE_ROOTS = (

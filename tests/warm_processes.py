@@ -384,7 +384,7 @@ def _main(what: str, path: str) -> None:
 
         main.application()  # with every subcommand
     elif what == SCRIPTS:
-        from holdfast.train import template
+        from holdfast.train.warm import template
 
         template.prepare(preload=[], path=[])
     elif what == STACK:

@@ -50,7 +50,7 @@ DESCRIPTORS_MAX = 8
 FREE_FROM = 1000  # above every descriptor that a child is promised
 SERVICES = ("holdfast.agent", "holdfast.replicator", "holdfast.diagnostics", "holdfast.supervisor")
 COMMAND = "holdfast.cli.main"
-TEMPLATE = "holdfast.train.template"
+TEMPLATE = "holdfast.train.warm.template"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 TORCHRUN = "torch.distributed.run"
 SCRIPT = "script"  # in place of a module: the arguments are -u, or not, the path of a training script, and its own
@@ -103,7 +103,7 @@ class Imports:
     """Imports everything, and remembers what a template imports."""
 
     def __init__(self) -> None:
-        from holdfast.train import template
+        from holdfast.train.warm import template
 
         self.environment = dict(os.environ)
         template.prepare(preload=[], path=[])
@@ -173,7 +173,7 @@ class Imports:
 
     def _children_are_forks(self) -> None:
         """This process, an agent, gets its children from a helper, where that makes no difference."""
-        from holdfast.runtime import children
+        from holdfast.runtime.processes import children
 
         helper, new = self._helper(), children._start
 
@@ -254,7 +254,7 @@ class _Helper:
         outlives: bool = False,
     ) -> WarmProcess:
         """A child of this process. `outlives`: when this one is killed, it runs on. `note`: the pid file of one that is not
-        this one's child by then, either. `user`: `holdfast.runtime.children._BECOME` and its arguments."""
+        this one's child by then, either. `user`: `holdfast.runtime.processes.children._BECOME` and its arguments."""
         request = {
             "module": module,
             "environment": dict(environment),
@@ -306,7 +306,7 @@ def _help(requests: socket.socket, parent: int) -> list[str]:
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> None:
-    """The process that `holdfast.runtime.children.spawn` or `LocalStack` would have started."""
+    """The process that `holdfast.runtime.processes.children.spawn` or `LocalStack` would have started."""
     import fcntl
 
     if request["own_session"]:
@@ -344,8 +344,8 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int)
 
 
 def _note(pid_file: str) -> None:
-    """The pid file that `holdfast.runtime.survivors.noted` writes, by its own lines."""
-    from holdfast.runtime import survivors
+    """The pid file that `holdfast.runtime.processes.survivors.noted` writes, by its own lines."""
+    from holdfast.runtime.processes import survivors
 
     argv, sys.argv = sys.argv, ["-c", pid_file]
     exec(survivors._NOTE.rpartition("os.execvp")[0], {})
@@ -353,7 +353,7 @@ def _note(pid_file: str) -> None:
 
 
 def _become_user(lines: str, *arguments: str) -> None:
-    """The user that `holdfast.runtime.children.spawn` would have given this process, by its own lines."""
+    """The user that `holdfast.runtime.processes.children.spawn` would have given this process, by its own lines."""
     argv, sys.argv = sys.argv, ["-c", *arguments]
     exec(lines.rpartition("try:\n    os.execvpe")[0], {})
     sys.argv = argv
@@ -361,7 +361,7 @@ def _become_user(lines: str, *arguments: str) -> None:
 
 
 def _environment_of(file: int) -> dict[str, str]:
-    """The environment that `holdfast.runtime.children.spawn` hands to a process of another user."""
+    """The environment that `holdfast.runtime.processes.children.spawn` hands to a process of another user."""
     raw = os.pread(file, os.fstat(file).st_size, 0)
     return dict(os.fsdecode(each).split("=", 1) for each in raw.split(b"\0") if each)
 

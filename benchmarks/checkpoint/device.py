@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, asy
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import peek
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, RestoreTarget, World
+from holdfast.train.saves.checkpoint import Checkpointer
 
 WARM_UPS = 3  # both images of Holdfast exist and are pinned
 TENSOR_BYTES = 64 << 20

@@ -20,8 +20,8 @@ from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured
 from benchmarks.checkpoint.scratch import Scratch
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import Identity, Role
 
 OFF, DIGESTS, TLS = "unprotected", "digests", "digests_tls"
 _COPY = "replicate_gb_s"

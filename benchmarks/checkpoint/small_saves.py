@@ -24,7 +24,7 @@ from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.notes import SavedNote, Sender, encode
-from holdfast.runtime.authority import Authority
+from holdfast.runtime.trust.authority import Authority
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
 
 SAVES = 60

@@ -49,8 +49,8 @@ from holdfast.domain.signals import GenerationStarted, KernelEvent, KernelLine, 
 from holdfast.policy import ACTIONS
 from holdfast.restore.lineage import Segment
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.job import Checkpoints
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.job import Checkpoints
 from holdfast.supervisor.protocol import (
     CancelTimer,
     Evaluate,

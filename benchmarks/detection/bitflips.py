@@ -27,7 +27,7 @@ from holdfast.domain.findings import Finding, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, ReplicaChecks, StepColumns
-from holdfast.train.replica_check import comparable_parameters, digest
+from holdfast.train.observing.replica_check import comparable_parameters, digest
 from holdfast.train.selftest import gemm
 
 REPLICAS = 3

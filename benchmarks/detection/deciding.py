@@ -27,9 +27,9 @@ from holdfast.log.names import LEADER_LEASE
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.supervisor.core import Job, Node, State, view
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.job import JobProgress, Numbering
-from holdfast.supervisor.core.lifecycle import Running
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.job import JobProgress, Numbering
+from holdfast.supervisor.core.model.lifecycle import Running
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input
 from holdfast.supervisor.leader.term import BATCH_MAX

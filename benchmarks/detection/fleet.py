@@ -45,7 +45,7 @@ from holdfast.domain.signals import (
     WorkerError,
     WorkerExited,
 )
-from holdfast.supervisor.core import offenders
+from holdfast.supervisor.core.rules import offenders
 from holdfast.supervisor.offender_rules import OffenderRules
 
 NODES, GPUS, DAYS = 12_500, 8, 30

@@ -23,10 +23,10 @@ import grpc
 from anyio.abc import TaskGroup
 
 from benchmarks.ingest.fleet import Node
-from holdfast.agent.streams import broken, write
+from holdfast.agent.connection.streams import broken, write
 from holdfast.runtime.garbage import collect_seldom
-from holdfast.runtime.grpc_channel import OPTIONS
 from holdfast.runtime.loop import ServiceLoop
+from holdfast.runtime.rpc.grpc_channel import OPTIONS
 from holdfast.v1 import telemetry_pb2 as pb
 
 TICK_S = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.agent.outbox import ACK_EVERY, IN_FLIGHT_MAX
+from holdfast.agent.connection.outbox import ACK_EVERY, IN_FLIGHT_MAX
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import (

@@ -22,7 +22,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import FINDINGS
 from holdfast.log.redis import RedisLog
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 from holdfast.wire.events import decode_finding
 
 FLEET = "ingest"

@@ -19,9 +19,9 @@ from holdfast.cli.processes import kill_tree
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
-from holdfast.runtime.authority import Authority
 from holdfast.runtime.files import write_private
-from holdfast.runtime.identities import ANY_NAME, Identity, Role
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import ANY_NAME, Identity, Role
 
 SCRIPT = Path(__file__).with_name("train.py")
 LIBRARY_SCRIPT = Path(__file__).with_name("train_library.py")  # the same training with holdfast.train

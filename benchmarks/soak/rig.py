@@ -36,7 +36,7 @@ from benchmarks.soak.relay import Relay
 from benchmarks.soak.schedule import Need
 from holdfast.cli.processes import kill_tree
 from holdfast.log.embedded import EmbeddedRedis
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 MARK = "SOAK_OWNER"  # in the environment of every process; not HOLDFAST_…, which workers do not inherit
 DISK_BYTES = 256 << 20
@@ -49,7 +49,7 @@ POLL_S = 0.02
 SUPERVISORS = ("supervisor-a", "supervisor-b")
 DIAGNOSTICS = ("diagnostics-a", "diagnostics-b")
 SERVICES = ("redis", *DIAGNOSTICS, *SUPERVISORS)
-REPLICATOR, TEMPLATE = "holdfast.replicator", "holdfast.train.template"
+REPLICATOR, TEMPLATE = "holdfast.replicator", "holdfast.train.warm.template"
 WORKER = "holdfast: "  # start of a worker's title, which replaces the command line of its template
 REAPER = "holdfast-reaper"  # process name of a reaper; its command line is that of the template
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ path = os.path.join(os.environ["REPORTS"], os.environ["RANK"])
 with open(path, "w") as file:
     json.dump({
         "argv": sys.argv, "name": __name__, "package": __package__, "cwd": os.getcwd(), "path": sys.path[0],
-        "warm": "holdfast.train.template" in sys.modules or "holdfast.train.forked" in sys.modules,
+        "warm": "holdfast.train.warm.template" in sys.modules or "holdfast.train.warm.forked" in sys.modules,
         "env": {name: os.environ[name] for name in names if name in os.environ},
     }, file)
 """

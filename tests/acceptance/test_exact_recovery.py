@@ -15,8 +15,8 @@ from training import cluster, gpt_job
 from waiting import wait_until
 
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES
-from holdfast.runtime.fake_collector import FakeCollector, collecting
-from holdfast.runtime.telemetry import ENV_ENDPOINT
+from holdfast.runtime.telling.fake_collector import FakeCollector, collecting
+from holdfast.runtime.telling.telemetry import ENV_ENDPOINT
 
 INTERVAL_STEPS = 20  # peers keep up on a busy machine: one step has all copies
 STEPS = 160

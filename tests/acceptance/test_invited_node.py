@@ -14,10 +14,10 @@ import pytest
 from commands import Shell, read_until, refused
 from waiting import TIMEOUT_S, wait_until
 
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled
-from holdfast.runtime.revocation import serial_of
-from holdfast.runtime.survivors import find
+from holdfast.runtime.processes.survivors import find
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.enrolled import DIRECTORY, Enrolled
+from holdfast.runtime.trust.revocation import serial_of
 
 TOKEN = "a-token-of-the-api"
 LIFE_S = 30  # the shortest that a supervisor signs for

@@ -40,7 +40,7 @@ def asked(home: Path, *arguments: str) -> Any:
 
 def workers(mark: str) -> list[psutil.Process]:
     """The forked workers: processes whose parent is a template, and whose grandparent is an agent."""
-    templates = {process.pid for process in marked(mark) if "holdfast.train.template" in process.cmdline()}
+    templates = {process.pid for process in marked(mark) if "holdfast.train.warm.template" in process.cmdline()}
     return [process for process in marked(mark) if process.ppid() in templates]
 
 

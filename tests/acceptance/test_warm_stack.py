@@ -44,8 +44,8 @@ def test_processes_belong_to_the_agent_end_with_it_and_workers_have_no_modules_o
         children = {words(child): child for child in agent.children()}
         family = agent.children(recursive=True)
         assert words(agent) == "-m holdfast.agent"
-        assert {"-m holdfast.replicator", "-m holdfast.train.template"} <= set(children)
-        for name in ("-m holdfast.replicator", "-m holdfast.train.template"):
+        assert {"-m holdfast.replicator", "-m holdfast.train.warm.template"} <= set(children)
+        for name in ("-m holdfast.replicator", "-m holdfast.train.warm.template"):
             assert children[name].ppid() == agent.pid
         worker = next(each for each in family if each.pid == run.client.job("idle")["ranks"][0]["pid"])
         assert worker.cmdline()[0] == "holdfast: idle rank 0"

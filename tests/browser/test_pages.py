@@ -14,7 +14,7 @@ from pages import Scheme, examine, opened, visit
 from playwright.sync_api import Browser, Page, expect
 
 from holdfast.cli.api_token import sign_in_link
-from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
+from holdfast.runtime.trust.api_tokens import ApiRole, TokensFile, added, text_of
 from holdfast.supervisor.alerts.targets import Webhook
 from holdfast.supervisor.protocol import JobChanged, JobPhase, JobStopRequested, ResizeRequested
 

@@ -19,7 +19,7 @@ from ports import free_ports
 from traces import parents_of, root_of
 from waiting import wait_until
 
-from holdfast.runtime.fake_collector import FakeCollector, Received, collecting
+from holdfast.runtime.telling.fake_collector import FakeCollector, Received, collecting
 
 NODES = 5  # four and a spare
 

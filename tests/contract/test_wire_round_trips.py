@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from values import value_of
 
-from holdfast.agent.ledger import Ledger
+from holdfast.agent.connection.ledger import Ledger
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardKey, ShardRecord, ShardSource, joined

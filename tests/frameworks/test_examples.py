@@ -26,7 +26,7 @@ TIMEOUT_S = 600.0  # a bound: a minute on a machine that does nothing else
 
 def workers(mark: str) -> list[psutil.Process]:
     """The forked workers: processes whose parent is a template, and whose grandparent is an agent."""
-    templates = {process.pid for process in marked(mark) if "holdfast.train.template" in process.cmdline()}
+    templates = {process.pid for process in marked(mark) if "holdfast.train.warm.template" in process.cmdline()}
     return [process for process in marked(mark) if process.ppid() in templates]
 
 

@@ -36,9 +36,9 @@ from holdfast.domain.errors import (
 )
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.runtime import revocation, tls
-from holdfast.runtime.api_tokens import ApiRole, ApiToken, read_tokens_file
-from holdfast.runtime.fleet import read_tokens
+from holdfast.runtime.trust import revocation, tls
+from holdfast.runtime.trust.api_tokens import ApiRole, ApiToken, read_tokens_file
+from holdfast.runtime.trust.fleet import read_tokens
 from holdfast.shards import Manifest, Reader
 from holdfast.shards.layout import PAGE, Header, Stamp, pack_header, parse_header
 from holdfast.shards.manifest import DIGEST_BYTES

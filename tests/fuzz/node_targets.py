@@ -17,7 +17,7 @@ from fuzz.target import Target
 from hypothesis import strategies as st
 from values import value_of
 
-from holdfast.agent import preflight_checks
+from holdfast.agent.checks import preflight_checks
 from holdfast.agent.collectors import kernel_lines, maintenance
 from holdfast.agent.collectors.nvml import NvmlCollector
 from holdfast.agent.collectors.nvrx import NvrxCollector
@@ -26,9 +26,10 @@ from holdfast.agent.workers import errors, ft_messages, learned
 from holdfast.domain import collectives, notes, template, tracing, worker
 from holdfast.domain.errors import InvalidSpec, MalformedMessage
 from holdfast.domain.signals import NodeSignal, Tick
-from holdfast.runtime.survivors import find as find_survivor
-from holdfast.train import build_locks, compile_cache
+from holdfast.runtime.processes.survivors import find as find_survivor
+from holdfast.train import compile_cache
 from holdfast.train.environment import Environment
+from holdfast.train.warm import build_locks
 from holdfast.wire import flight_recorder, telemetry
 
 DATA = Path(__file__).parents[1] / "data"

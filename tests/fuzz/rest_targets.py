@@ -30,7 +30,7 @@ from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 from supervising import job_body
 
-from holdfast.runtime.api_tokens import ApiRole
+from holdfast.runtime.trust.api_tokens import ApiRole
 from holdfast.supervisor.api.access import ROUTES
 from holdfast.supervisor.api.problems import MEDIA_TYPE
 

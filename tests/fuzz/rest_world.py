@@ -28,7 +28,7 @@ from holdfast.domain.worker_logs import LogPart, LogRequest
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, INBOX
 from holdfast.log.protocol import Delivery, Entry
-from holdfast.runtime.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of
+from holdfast.runtime.trust.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity

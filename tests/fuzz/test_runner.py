@@ -15,7 +15,7 @@ from fuzz.runner import attempt, run_batch, shown
 from fuzz.target import Target
 from hypothesis import strategies as st
 
-from holdfast.runtime.api_tokens import ApiRole
+from holdfast.runtime.trust.api_tokens import ApiRole
 from holdfast.supervisor.api import access
 from holdfast.supervisor.api.access import ROUTES, RouteRule
 

@@ -27,8 +27,8 @@ from holdfast.domain.incidents import Action
 from holdfast.domain.job import PolicySpec
 from holdfast.kubernetes import machines
 from holdfast.replicator.settings import ReplicatorSettings
-from holdfast.runtime import identities, oidc, oidc_keys
 from holdfast.runtime.settings import read_settings, require_address
+from holdfast.runtime.trust import identities, oidc, oidc_keys
 from holdfast.stores.opening import parse_url
 from holdfast.supervisor.api import session
 from holdfast.supervisor.api.backend import number_of

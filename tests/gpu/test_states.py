@@ -13,10 +13,10 @@ from torch import nn
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import Image, ImageSet, Plan, peek
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
-from holdfast.train.device_copies import CudaDriver, DeviceCopies
 from holdfast.train.environment import Environment, RestoreTarget, World
-from holdfast.train.tensors import over, spec_of
+from holdfast.train.saves.checkpoint import Checkpointer
+from holdfast.train.saves.device_copies import CudaDriver, DeviceCopies
+from holdfast.train.saves.tensors import over, spec_of
 
 
 def device() -> torch.device:

@@ -19,9 +19,9 @@ from charts import CHART, KEPT, NAMESPACE, RELEASE, RENDERED, VALUES
 from kube_api import KubeApi, serving
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.identities import Role
 from holdfast.runtime.settings import ServiceSettings, read_settings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.tls import Tls
 from holdfast.supervisor.settings import SupervisorSettings
 
 SAN = {"DNS": "dnsNames", "IP": "ipAddresses", "URI": "uris"}  # OpenSSL's names of them → cert-manager's

@@ -25,9 +25,9 @@ from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.integrations.loggers.supervisor import Supervisor
 from holdfast.log.memory import MemoryLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime.api_trust import Trust
 from holdfast.runtime.probe import main as probe_main
 from holdfast.runtime.probe import probe
+from holdfast.runtime.trust.api_trust import Trust
 
 pytestmark = pytest.mark.anyio
 TOKEN = "a-token-of-the-api"

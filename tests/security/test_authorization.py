@@ -18,11 +18,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 import holdfast.v1
-from holdfast.runtime.authorization import RULES
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.rpc.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authorization import RULES
+from holdfast.runtime.trust.tls import Tls
 
 pytestmark = pytest.mark.anyio
 

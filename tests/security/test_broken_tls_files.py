@@ -12,9 +12,9 @@ import pytest
 from warm_processes import STACK, warm
 
 from holdfast.log.embedded import EmbeddedRedis
-from holdfast.runtime.identities import Role
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import CA, CERT, KEY, Tls
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.tls import CA, CERT, KEY, Tls
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
-from holdfast.runtime.authority import Authority
+from holdfast.runtime.trust.authority import Authority
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
 
 KEY = ShardKey(1, 10, 0)

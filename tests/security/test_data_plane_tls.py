@@ -25,11 +25,11 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.secure import NotTls, Secure
 from holdfast.replicator.wanted import Wanted
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.authorization import Accepts
-from holdfast.runtime.identities import Identity, Role
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.authorization import Accepts
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.tls import Tls
 from holdfast.wire.links import decode_measured
 
 

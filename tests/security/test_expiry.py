@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from supervising import start_supervisor
 from waiting import wait_until_async
 
-from holdfast.agent.streams import Failures
+from holdfast.agent.connection.streams import Failures
 from holdfast.log.memory import MemoryLog
-from holdfast.runtime import expiry
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.expiry import own_problem
-from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.trust import expiry
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.expiry import own_problem
+from holdfast.runtime.trust.identities import Identity, Role
 
 pytestmark = pytest.mark.anyio
 

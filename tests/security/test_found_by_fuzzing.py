@@ -13,7 +13,7 @@ import certificates
 import pytest
 from starlette.datastructures import Headers
 
-from holdfast.agent import preflight_checks
+from holdfast.agent.checks import preflight_checks
 from holdfast.agent.records import Unreadable, read_record
 from holdfast.agent.workers import ft_messages
 from holdfast.cli import chaos
@@ -25,15 +25,15 @@ from holdfast.domain.hosts import host_and_port
 from holdfast.domain.job import PolicySpec
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.strangers import Strangers
-from holdfast.runtime import revocation, tls
-from holdfast.runtime.api_tokens import read_tokens_file
+from holdfast.runtime.trust import revocation, tls
+from holdfast.runtime.trust.api_tokens import read_tokens_file
 from holdfast.shards.slots import read_index
 from holdfast.stores.opening import parse_url
 from holdfast.supervisor.api import session
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.policies.script import PolicyScript
-from holdfast.train.build_locks import Holder
 from holdfast.train.environment import Environment
+from holdfast.train.warm.build_locks import Holder
 from holdfast.wire import jobfile
 from holdfast.wire.flight_recorder import parse_pickle
 

@@ -20,24 +20,24 @@ from structlog.testing import capture_logs
 from supervising import facts
 from waiting import wait_until_async
 
-from holdfast.agent.certificate import CertificateRenewal
-from holdfast.agent.executor import Executor
-from holdfast.agent.reports import Reports
-from holdfast.agent.session import Session
+from holdfast.agent.connection.certificate import CertificateRenewal
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
 from holdfast.cli import invites, joining
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, OtherRole
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.redis import RedisLog
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
-from holdfast.runtime.fleet import Membership
-from holdfast.runtime.grpc_channel import connected
-from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.identities import Identity, Role
-from holdfast.runtime.invitation import Invitation, digest, new_request, new_token
-from holdfast.runtime.revocation import serial_of
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.rpc.grpc_channel import connected
+from holdfast.runtime.rpc.grpc_server import listen
+from holdfast.runtime.trust.enrolled import DIRECTORY, Enrolled, Joined
+from holdfast.runtime.trust.fleet import Membership
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.invitation import Invitation, digest, new_request, new_token
+from holdfast.runtime.trust.revocation import serial_of
+from holdfast.runtime.trust.tls import Tls
 from holdfast.v1 import enrolment_pb2 as pb
 from holdfast.v1.enrolment_pb2_grpc import EnrolmentStub
 

@@ -17,8 +17,8 @@ from holdfast.domain.generations import ShardSource
 from holdfast.replicator.transport import secure as module
 from holdfast.replicator.transport.sealed import encrypted
 from holdfast.replicator.transport.secure import Secure
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.tls import Tls
 
 SMALL = 1 << 16
 

@@ -16,9 +16,9 @@ import pytest
 from kubelet_volume import KubeletVolume
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import tls as tls_module
-from holdfast.runtime.renewal import renewed, server_credentials
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust import tls as tls_module
+from holdfast.runtime.trust.renewal import renewed, server_credentials
+from holdfast.runtime.trust.tls import Tls
 
 SETS = 3
 SWAPS = 150

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from supervising import facts, start_supervisor
 from waiting import TIMEOUT_S, wait_until_async
 
-from holdfast.agent.executor import Executor
-from holdfast.agent.outbox import Outbox
-from holdfast.agent.reports import Reports
-from holdfast.agent.session import Session
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
+from holdfast.agent.connection.uplink import Uplink
 from holdfast.agent.settings import AgentSettings
-from holdfast.agent.uplink import Uplink
 from holdfast.diagnostics.service import run as run_diagnostics
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.domain.errors import InvalidSpec
@@ -30,11 +30,11 @@ from holdfast.domain.orders import Hello
 from holdfast.domain.signals import KernelLine, Tick
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import FINDINGS
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.identities import Role
+from holdfast.runtime.rpc.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.tls import Tls
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import ControlServicer, ControlStub, add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import TelemetryServicer, TelemetryStub, add_TelemetryServicer_to_server

@@ -21,10 +21,10 @@ from ports import port_of, reserve_port
 from structlog.testing import capture_logs
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
-from holdfast.runtime import oidc, oidc_keys
-from holdfast.runtime.api_tokens import ApiRole
-from holdfast.runtime.oidc import InvalidToken, OidcPerson, OidcRules, OidcTokens, parse_roles
-from holdfast.runtime.oidc_keys import DISCOVERY, DOCUMENT_BYTES_MAX, KEPT_S, REFETCH_S, REFRESH_S, RETRY_S
+from holdfast.runtime.trust import oidc, oidc_keys
+from holdfast.runtime.trust.api_tokens import ApiRole
+from holdfast.runtime.trust.oidc import InvalidToken, OidcPerson, OidcRules, OidcTokens, parse_roles
+from holdfast.runtime.trust.oidc_keys import DISCOVERY, DOCUMENT_BYTES_MAX, KEPT_S, REFETCH_S, REFRESH_S, RETRY_S
 
 pytestmark = pytest.mark.anyio
 

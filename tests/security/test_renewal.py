@@ -19,18 +19,18 @@ from structlog.testing import capture_logs
 from supervising import facts, start_supervisor
 from waiting import TIMEOUT_S, wait_until_async
 
-from holdfast.agent.executor import Executor
-from holdfast.agent.reports import Reports
-from holdfast.agent.session import Session
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
-from holdfast.runtime import telemetry
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.identities import Role
-from holdfast.runtime.metrics import CERTIFICATE_EXPIRY, Metric
-from holdfast.runtime.renewal import renewed
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.telling import telemetry
+from holdfast.runtime.telling.metrics import CERTIFICATE_EXPIRY, Metric
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.renewal import renewed
+from holdfast.runtime.trust.tls import Tls
 
 pytestmark = pytest.mark.anyio
 

@@ -14,11 +14,11 @@ from waiting import TIMEOUT_S
 
 from holdfast.domain.errors import InvalidSpec, OtherRole
 from holdfast.log.memory import MemoryLog
-from holdfast.runtime import grpc_access
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.grpc_channel import connected
-from holdfast.runtime.identities import Role
+from holdfast.runtime.rpc import grpc_access
+from holdfast.runtime.rpc.grpc_channel import connected
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import Role
 
 pytestmark = pytest.mark.anyio
 

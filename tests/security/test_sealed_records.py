@@ -33,8 +33,8 @@ from holdfast.replicator.transport.sealed import (
     sealed_by_server,
 )
 from holdfast.replicator.transport.secure import Secure
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.peer_certificate import with_files
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.peer_certificate import with_files
 
 OVERHEAD = 4 + 16  # length and tag
 ONE, TWO = bytes(range(KEY_BYTES)), bytes(KEY_BYTES)

@@ -16,7 +16,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.orders import Hello, OrderDone, RanksFinished, Report
 from holdfast.log.memory import MemoryLog
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire.control import encode_report
 

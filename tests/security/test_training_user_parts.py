@@ -33,7 +33,7 @@ from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.domain.errors import HoldfastError, IntegrityError, InvalidSpec, Unavailable
 from holdfast.domain.notes import SavedNote, Sender, encode
 from holdfast.runtime.private import make_passable
-from holdfast.runtime.training_user import TrainingUser, training_user
+from holdfast.runtime.processes.training_user import TrainingUser, training_user
 from holdfast.shards import Manifest
 from holdfast.shards.opening import open_stored, open_temporary
 

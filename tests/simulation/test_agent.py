@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from worlds import require_found
 
-from holdfast.agent.admission import UNKNOWN_OUTCOME, Admission, Verdict
+from holdfast.agent.connection.admission import UNKNOWN_OUTCOME, Admission, Verdict
+from holdfast.agent.connection.ledger import Ledger
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.reports import Reports
 from holdfast.agent.generations import Generations, Preparation
-from holdfast.agent.ledger import Ledger
-from holdfast.agent.outbox import Outbox
-from holdfast.agent.reports import Reports
 from holdfast.domain.inventories import difference
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare
 from holdfast.domain.signals import Tick

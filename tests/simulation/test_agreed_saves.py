@@ -18,7 +18,7 @@ from holdfast.sim.scenario import Scenario
 from holdfast.sim.training import AGREEMENT_WAIT_S
 from holdfast.sim.watched import Step
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.interval import SAVES_BETWEEN
+from holdfast.supervisor.core.rules.interval import SAVES_BETWEEN
 from holdfast.supervisor.protocol import CheckpointRequested, Command, Event, NodeReported, Send, StepsCompleted
 
 SLOW_S, QUICK_S = 0.5, 0.02

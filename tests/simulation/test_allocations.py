@@ -13,7 +13,7 @@ from holdfast.sim.scenario import simulate
 from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.lifecycle import Saving, Suspended
+from holdfast.supervisor.core.model.lifecycle import Saving, Suspended
 from holdfast.supervisor.protocol import Command, Event, FindingArrived
 
 SEEDS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from holdfast.agent.ledger import Ledger
+from holdfast.agent.connection.ledger import Ledger
 from holdfast.domain.orders import OrderDone
 from holdfast.sim.answers import Answers
 

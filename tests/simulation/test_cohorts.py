@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.reports import Numbered, Reports
+from holdfast.agent.connection.reports import Numbered, Reports
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone
 from holdfast.domain.signals import GenerationStarted, Tick

@@ -20,7 +20,8 @@ from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.agents.beats import Reported
 from holdfast.supervisor.agents.unanswered import Unanswered
-from holdfast.supervisor.core import State, progress, reconcile, step
+from holdfast.supervisor.core import State, progress, step
+from holdfast.supervisor.core.handling import reconcile
 from holdfast.supervisor.protocol import (
     Command,
     Event,

@@ -8,7 +8,8 @@ import pytest
 from worlds import check_seed, require_found
 
 from holdfast.sim.scenario import IDLE_LINKS_FROM, simulate
-from holdfast.supervisor.core import link_tests, links
+from holdfast.supervisor.core.repair import link_tests
+from holdfast.supervisor.core.rules import links
 
 SEEDS = 2
 PLANTED_SEEDS = 12

@@ -16,7 +16,7 @@ from holdfast.domain.orders import Inventory, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.sim.scenario import ANY_ORDER_FROM, simulate
 from holdfast.sim.watched import Step
 from holdfast.supervisor.core import Node, State, step
-from holdfast.supervisor.core.lifecycle import AwaitedNodes, Preparing, Waiting
+from holdfast.supervisor.core.model.lifecycle import AwaitedNodes, Preparing, Waiting
 from holdfast.supervisor.protocol import (
     Command,
     Event,

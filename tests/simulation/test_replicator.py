@@ -20,7 +20,7 @@ from holdfast.replicator.schedule import Lane, Schedule
 from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Step, Tier, Upload, View
 from holdfast.restore import election
 from holdfast.sim.scenario import simulate
-from holdfast.supervisor.core import change
+from holdfast.supervisor.core.changes import change
 
 SEEDS = 60
 

@@ -9,7 +9,9 @@ import pytest
 from worlds import check_seed, require_found
 
 from holdfast.sim.scenario import SEVERAL_JOBS_FROM, simulate
-from holdfast.supervisor.core import job_needs, loans, spares
+from holdfast.supervisor.core.changes import loans
+from holdfast.supervisor.core.fleet import spares
+from holdfast.supervisor.core.handling import job_needs
 
 SEEDS = 3
 PLANTED_SEEDS = 5

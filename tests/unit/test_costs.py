@@ -28,7 +28,7 @@ from holdfast.domain.signals import (
     StepColumns,
 )
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.model.indexing import index_of
 from holdfast.supervisor.protocol import Event, NodeReported, StepsCompleted
 
 AT = 1_700_000_000.0

@@ -20,7 +20,7 @@ from holdfast.domain.generations import (
 )
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.runs import ShardRun
-from holdfast.supervisor.core.election import (
+from holdfast.supervisor.core.rules.election import (
     SHARING_MAX,
     Election,
     Holder,

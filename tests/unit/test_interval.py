@@ -7,7 +7,7 @@ import math
 import pytest
 
 from holdfast.domain.job import CheckpointSpec
-from holdfast.supervisor.core.interval import (
+from holdfast.supervisor.core.rules.interval import (
     PRIORS,
     STEPS_UNMEASURED,
     STORE_UNMEASURED_S,

@@ -10,7 +10,7 @@ from fleet import JOB, Fleet, job, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.reports import Numbered, Reports
+from holdfast.agent.connection.reports import Numbered, Reports
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.inventories import changed, difference

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor.core import planner
-from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, peers, plan
+from holdfast.supervisor.core.rules import planner
+from holdfast.supervisor.core.rules.planner import Plan, Request, Spare, Unplannable, peers, plan
 
 
 def nodes_for(job: JobSpec, dp: int) -> int:

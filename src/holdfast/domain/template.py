@@ -1,8 +1,8 @@
 """The messages between an agent and its worker template, over a `SOCK_SEQPACKET` pair that the template inherits.
 
 The worker template is a process that has imported torch and the job's modules, has one thread and has not used any device.
-Workers are forked from it. The parent of each worker is its own reaper (`holdfast.train.reaper`), which reports the end of the
-worker to the agent over a separate link. The end of the template therefore ends no worker.
+Workers are forked from it. The parent of each worker is its own reaper (`holdfast.train.warm.reaper`), which reports the end of
+the worker to the agent over a separate link. The end of the template therefore ends no worker.
 
 Messages are JSON objects with a `type`, as in `holdfast.domain.worker`. File descriptors are sent with them (SCM_RIGHTS).
 

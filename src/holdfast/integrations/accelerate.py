@@ -44,7 +44,7 @@ from holdfast.integrations.data_position import require_same_loader, require_sam
 from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Moment, has_known_order
 from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
-from holdfast.train import rng
+from holdfast.train.saves import rng
 
 __all__ = ["AcceleratedRun", "attach"]
 

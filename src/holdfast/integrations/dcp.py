@@ -53,11 +53,11 @@ from torch.futures import Future
 
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.train import Interrupted, Run
-from holdfast.train import state as states
-from holdfast.train.dcp_contents import Contents
-from holdfast.train.dcp_reader import ShardReader, require_covered
-from holdfast.train.lent_image import LentImage
-from holdfast.train.tensors import tensor_of
+from holdfast.train.saves import state as states
+from holdfast.train.saves.dcp_contents import Contents
+from holdfast.train.saves.dcp_reader import ShardReader, require_covered
+from holdfast.train.saves.lent_image import LentImage
+from holdfast.train.saves.tensors import tensor_of
 
 __all__ = ["Reader", "Stager", "Writer"]
 

@@ -44,7 +44,7 @@ from holdfast.integrations.deepspeed_state import Counters, Partitioned
 from holdfast.integrations.loop import LoopRun
 from holdfast.integrations.replay import Replayed
 from holdfast.integrations.tested import require_signatures, warn_if_untested
-from holdfast.train import optimizer_state
+from holdfast.train.saves import optimizer_state
 
 __all__ = ["DeepSpeedRun", "attach"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from holdfast.integrations.replay import Moment, has_known_order
-from holdfast.train import rng
+from holdfast.train.saves import rng
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 import holdfast.train as hf
 from holdfast.domain.signals import Phase
 from holdfast.integrations.data_position import require_same_loader, require_same_replicas
-from holdfast.train import rng
+from holdfast.train.saves import rng
 
 log = logging.getLogger("holdfast.integrations")
 

@@ -40,7 +40,7 @@ import holdfast.train as hf
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
-from holdfast.train import rng
+from holdfast.train.saves import rng
 
 log = logging.getLogger("holdfast.integrations")
 

@@ -16,7 +16,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.kubernetes.api import Api, Expired, Refused, Resource
 from holdfast.kubernetes.machines import ClusterEvent, Deleted, Listed, Object, Put
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 
 PAUSE_S_MAX = 15.0  # short, because changes of rights and starts of API servers are not announced
 BRIEF_S = 1.0

@@ -29,8 +29,8 @@ from typing import Self
 from urllib.parse import quote
 
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
-from holdfast.runtime.children import tied
-from holdfast.runtime.survivors import Survivor
+from holdfast.runtime.processes.children import tied
+from holdfast.runtime.processes.survivors import Survivor
 
 HOST = "127.0.0.1"
 SOCKET = "redis.sock"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.runtime.fleet import fleet_name
+from holdfast.runtime.trust.fleet import fleet_name
 
 DEAD_SUFFIX = ".dead"
 

@@ -37,8 +37,8 @@ from holdfast.log.protocol import (
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.refusals import Full
 from holdfast.log.subscription import Limits, Subscription, decode
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.refusal_log import Repeats
+from holdfast.runtime.rpc.backoff import Backoff
+from holdfast.runtime.telling.refusal_log import Repeats
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from holdfast.log import scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import Delivery, Entry, OnTrouble, ignore
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 
 PAUSE_MIN_S = 0.02
 PAUSE_MAX_S = 0.25

@@ -23,7 +23,7 @@ from types import TracebackType
 import anyio
 import structlog
 
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 
 LOOK_S = 0.5
 FROZEN_S = 1.0  # a longer delay is not caused by a busy machine; same value as in diagnostics' detectors

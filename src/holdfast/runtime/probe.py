@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
-from holdfast.runtime.tls import CA, CERT, KEY, Tls
+from holdfast.runtime.trust.api_trust import API_CA, Trust, answers_with_tls
+from holdfast.runtime.trust.tls import CA, CERT, KEY, Tls
 
 SCHEMES = "grpc://host:port, unix:/path of a gRPC socket, or http(s)://host:port/healthz"
 TIMEOUT_S = 3.0

@@ -23,9 +23,9 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import HoldfastError
-from holdfast.runtime import logs, telemetry
 from holdfast.runtime.loop import ServiceLoop
 from holdfast.runtime.settings import ServiceSettings, read_settings
+from holdfast.runtime.telling import logs, telemetry
 
 EXIT_OK = 0
 EXIT_CRASH = 1  # a bug: an unexpected exception, or a service that ended by itself

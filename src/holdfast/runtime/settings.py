@@ -11,11 +11,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.hosts import host_and_port
-from holdfast.runtime.fleet import Membership, fleet_name, read_tokens
-from holdfast.runtime.identities import Role, parse_spiffe
-from holdfast.runtime.renewal import report_expiry
-from holdfast.runtime.revocation import revocations_of
-from holdfast.runtime.tls import CA, CERT, IDENTITIES, Demand, Tls, require_whole
+from holdfast.runtime.trust.fleet import Membership, fleet_name, read_tokens
+from holdfast.runtime.trust.identities import Role, parse_spiffe
+from holdfast.runtime.trust.renewal import report_expiry
+from holdfast.runtime.trust.revocation import revocations_of
+from holdfast.runtime.trust.tls import CA, CERT, IDENTITIES, Demand, Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
 log = structlog.get_logger("holdfast.runtime.settings")

@@ -35,12 +35,12 @@ from holdfast.train import scaling
 from holdfast.train.attach import attach
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
-from holdfast.train.preparation import prepared
 from holdfast.train.run import Run
 from holdfast.train.sampler import ElasticSampler
 from holdfast.train.scale_events import Leaving
 from holdfast.train.standalone import Checkpoints
 from holdfast.train.step import Interrupted, Step
+from holdfast.train.warm.preparation import prepared
 
 __all__ = [
     "Checkpoints",

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from holdfast.domain.errors import Conflict, OutOfSpace
 from holdfast.shards import CHUNK_BYTES, Reader, sync_directory
-from holdfast.train.dcp_contents import Contents
-from holdfast.train.dcp_reader import ShardReader, open_shards
+from holdfast.train.saves.dcp_contents import Contents
+from holdfast.train.saves.dcp_reader import ShardReader, open_shards
 
 __all__ = ["ShardReader", "export", "metadata"]
 

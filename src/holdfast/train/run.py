@@ -27,16 +27,17 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.shards import Reader
-from holdfast.train import imports, observed_steps, rng
 from holdfast.train.channels import Control, Notes
-from holdfast.train.checkpoint import Checkpointer, Load, Restored, opened
 from holdfast.train.compile_cache import CompileCache
-from holdfast.train.ddp_buckets import DDPBuckets
-from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment, World
+from holdfast.train.observing import imports, observed_steps
+from holdfast.train.observing.ddp_waits import DDPWaits
+from holdfast.train.observing.recorder import Recorder
+from holdfast.train.observing.replica_check import ReplicaCheck
 from holdfast.train.orders import Orders
-from holdfast.train.recorder import Recorder
-from holdfast.train.replica_check import ReplicaCheck
+from holdfast.train.saves import rng
+from holdfast.train.saves.checkpoint import Checkpointer, Load, Restored, opened
+from holdfast.train.saves.ddp_buckets import DDPBuckets
 from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
 from holdfast.train.standalone.agreement import Proposal

@@ -23,15 +23,16 @@ from torch.distributed.distributed_c10d import Store
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.domain.worker import ENV_JOB
-from holdfast.train import error_file, gloo_threads, observed_steps
+from holdfast.train import error_file, gloo_threads
 from holdfast.train.channels import Control, Notes
 from holdfast.train.compile_cache import CompileCache, Key
-from holdfast.train.ddp_buckets import DDPBuckets
-from holdfast.train.ddp_waits import DDPWaits
 from holdfast.train.environment import Environment
-from holdfast.train.recorder import Recorder
+from holdfast.train.observing import observed_steps
+from holdfast.train.observing.ddp_waits import DDPWaits
+from holdfast.train.observing.recorder import Recorder
 from holdfast.train.rendezvous import Formation, wait_until_served
 from holdfast.train.run import Run
+from holdfast.train.saves.ddp_buckets import DDPBuckets
 from holdfast.train.standalone import Checkpoints, Session, open_session
 from holdfast.train.step import Interrupted
 

@@ -105,7 +105,7 @@ def wait_skew(watched: Path, expected_s: float) -> None:
 
 
 def fault_process(made: Agent) -> psutil.Process:
-    (pid,) = made.running("holdfast.agent.machine_faults")
+    (pid,) = made.running("holdfast.agent.injection.machine_faults")
     return psutil.Process(pid)
 
 

@@ -13,7 +13,7 @@ from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import wait_until
 
-from holdfast.agent.descriptors import LOW, RESERVE
+from holdfast.agent.host.descriptors import LOW, RESERVE
 from holdfast.domain.orders import RanksFinished, Stop
 from holdfast.domain.signals import HostSample, RankProgress, WorkerExited
 

@@ -21,7 +21,7 @@ import json, os, sys
 with open(os.environ["REPORT"] + ".new", "w") as file:
     json.dump({
         "argv": sys.argv, "name": __name__, "package": __package__, "cwd": os.getcwd(), "path": sys.path[0],
-        "forked": "holdfast.train.forked" in sys.modules, "key": os.environ.get("KEY"),
+        "forked": "holdfast.train.warm.forked" in sys.modules, "key": os.environ.get("KEY"),
     }, file)
 os.rename(os.environ["REPORT"] + ".new", os.environ["REPORT"])
 """

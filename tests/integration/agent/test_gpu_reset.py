@@ -12,7 +12,7 @@ from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from resets import StandInGpus
 from waiting import wait_until
 
-from holdfast.agent.admission import UNKNOWN_OUTCOME
+from holdfast.agent.connection.admission import UNKNOWN_OUTCOME
 from holdfast.domain import orders
 from holdfast.domain.orders import ResetGpu, Stop
 

@@ -17,8 +17,8 @@ import anyio
 from waiting import TIMEOUT_S, quickest, wait_until, wait_until_async
 
 from holdfast.agent.collectors.kernel_log import KernelLog
-from holdfast.agent.outbox import Outbox
-from holdfast.agent.uplink import Uplink
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.uplink import Uplink
 from holdfast.log.names import FINDINGS
 from holdfast.log.redis import RedisLog
 from holdfast.wire.events import decode_finding

@@ -324,4 +324,4 @@ def test_a_job_with_other_modules_leaves_no_template_behind(agent: Agent, packag
     for number in range(3):
         other = script(tmp_path, f"other{number}", "pass\n")
         assert agent.plane.ask(PrepareTemplate(f"other{number}", LaunchSpec(other, preload=("auto",)))).ok
-    wait_until(lambda: len(agent.running("holdfast.train.template")) == 2, description="one of each kind")
+    wait_until(lambda: len(agent.running("holdfast.train.warm.template")) == 2, description="one of each kind")

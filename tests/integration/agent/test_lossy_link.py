@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import anyio, structlog
 from anyio import to_thread
-from holdfast.agent.faults import Faults, MachineFaultRules
+from holdfast.agent.injection.faults import Faults, MachineFaultRules
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.orders import Inject
 
@@ -188,7 +188,7 @@ class Agent:
         (found,) = (
             each
             for each in psutil.Process(self.process.pid).children()
-            if "holdfast.agent.machine_faults" in each.cmdline()
+            if "holdfast.agent.injection.machine_faults" in each.cmdline()
         )
         return found
 

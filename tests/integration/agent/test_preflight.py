@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from holdfast.domain import orders
 from holdfast.domain.signals import NodeTested
-from holdfast.runtime.survivors import BOOT_ID
+from holdfast.runtime.processes.survivors import BOOT_ID
 
 RESULT_TIMEOUT_S = 120.0
 SCRIPT = "import time\ntime.sleep(600)\n"

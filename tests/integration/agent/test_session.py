@@ -13,15 +13,15 @@ import pytest
 from supervising import facts
 from waiting import wait_until_async
 
-from holdfast.agent import session as module
-from holdfast.agent.executor import Executor
-from holdfast.agent.reports import Reports
-from holdfast.agent.session import Session
+from holdfast.agent.connection import session as module
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
 from holdfast.domain.errors import IncompatibleVersion
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Hello, Inventory
-from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from holdfast.wire.control import encode_heard, encode_welcome

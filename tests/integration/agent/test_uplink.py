@@ -11,9 +11,9 @@ from agent_harness import ControlPlane
 from waiting import wait_until_async
 
 from benchmarks.soak.relay import Mode, Relay
-from holdfast.agent import contact, uplink
-from holdfast.agent.outbox import Outbox
-from holdfast.agent.uplink import Uplink
+from holdfast.agent.connection import contact, uplink
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.uplink import Uplink
 from holdfast.domain.signals import KernelLine
 
 pytestmark = pytest.mark.anyio

@@ -554,7 +554,7 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     said = "mine.IMPORTED_IN != os.getpid(), gc.isenabled()"
     uses = script(tmp_path, "uses", f"import gc, os, mine\nprint({said}, flush=True)\n")
     running = start_job(agent.plane, prepare_order("stays", path))
-    before = set(agent.running("holdfast.train.template"))
+    before = set(agent.running("holdfast.train.warm.template"))
     assert agent.plane.ask(PrepareTemplate("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
@@ -563,7 +563,7 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     )
     assert agent.plane.ask(Stop("stays", 1)).ok
     wait_until(
-        lambda: not before & set(agent.running("holdfast.train.template")), description="the old template to end"
+        lambda: not before & set(agent.running("holdfast.train.warm.template")), description="the old template to end"
     )
 
 
@@ -578,7 +578,7 @@ def templates(agent: Agent) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(agent.process.pid).children():
         try:
-            if "holdfast.train.template" in child.cmdline() and child.name() != REAPER:
+            if "holdfast.train.warm.template" in child.cmdline() and child.name() != REAPER:
                 found.append(child)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue

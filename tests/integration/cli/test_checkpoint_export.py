@@ -17,8 +17,8 @@ from holdfast.stores import layout
 from holdfast.stores.checksum import of_parts
 from holdfast.stores.file import FileStore
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, World
+from holdfast.train.saves.checkpoint import Checkpointer
 
 MESH = Mesh.of({"dp": 2})
 

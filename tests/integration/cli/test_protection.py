@@ -19,7 +19,7 @@ from waiting import wait_until
 from holdfast.cli.client import Client
 from holdfast.cli.protection import is_loopback, require_protection
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.survivors import find
+from holdfast.runtime.processes.survivors import find
 
 PORTS = ("--port", "0", "--control-port", "0", "--diagnostics-port", "0")
 TOKEN = "a-token-of-the-api"

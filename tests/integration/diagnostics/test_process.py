@@ -29,7 +29,7 @@ import asyncio, sys, time
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, Tick, WorkerExited
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
 from holdfast.wire.telemetry import encode_tick
 

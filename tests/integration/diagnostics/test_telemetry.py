@@ -23,7 +23,7 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import FINDINGS, STEPS
 from holdfast.log.protocol import EventLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
 from holdfast.wire.events import decode_finding, decode_steps

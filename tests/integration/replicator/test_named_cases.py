@@ -19,8 +19,8 @@ from holdfast.shards import Reader
 from holdfast.stores import open_store
 from holdfast.stores.layout import steps
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, World
+from holdfast.train.saves.checkpoint import Checkpointer
 
 KEY = ShardKey(1, 10, 0)
 

@@ -17,7 +17,7 @@ from leftovers import gone
 from waiting import TIMEOUT_S, quickest_async, wait_until, wait_until_async
 
 from holdfast.domain.errors import NotFound
-from holdfast.runtime.children import Child, running, spawn, tied
+from holdfast.runtime.processes.children import Child, running, spawn, tied
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_leaving_the_block_stops_it_also_when_cancelled() -> None:
 async def test_it_dies_with_us(tmp_path: Path, number: signal.Signals) -> None:
     source = (
         "import pathlib, signal\n"
-        "from holdfast.runtime.children import spawn\n"
+        "from holdfast.runtime.processes.children import spawn\n"
         f"child = spawn('example', ['sleep', '300'])\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
         "signal.pause()\n"
     )

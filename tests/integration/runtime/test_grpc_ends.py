@@ -25,10 +25,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.errors import Conflict, InvalidSpec
-from holdfast.runtime import grpc_channel, grpc_server
-from holdfast.runtime.children import spawn
-from holdfast.runtime.grpc_channel import cancellable, open_channel
-from holdfast.runtime.grpc_server import PENDING_S_MAX, listen, write_whole
+from holdfast.runtime.processes.children import spawn
+from holdfast.runtime.rpc import grpc_channel, grpc_server
+from holdfast.runtime.rpc.grpc_channel import cancellable, open_channel
+from holdfast.runtime.rpc.grpc_server import PENDING_S_MAX, listen, write_whole
 from holdfast.v1 import control_pb2, control_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 pytestmark = pytest.mark.anyio
@@ -278,7 +278,7 @@ async def test_a_peer_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: 
 
 SILENT_SERVER = """
 import anyio, pathlib, sys
-from holdfast.runtime.grpc_server import listen, write_whole
+from holdfast.runtime.rpc.grpc_server import listen, write_whole
 from holdfast.v1 import control_pb2, control_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 class Echo(telemetry_pb2_grpc.TelemetryServicer):

@@ -14,16 +14,16 @@ from structlog.testing import capture_logs
 from supervising import facts
 from waiting import wait_until_async
 
-from holdfast.agent import streams
-from holdfast.agent.executor import Executor
-from holdfast.agent.outbox import Outbox
-from holdfast.agent.reports import Reports
-from holdfast.agent.session import Session
-from holdfast.agent.uplink import Uplink
+from holdfast.agent.connection import streams
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
+from holdfast.agent.connection.uplink import Uplink
 from holdfast.domain.orders import Hello
-from holdfast.runtime.fleet import Membership
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.rpc.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_server import listen
+from holdfast.runtime.trust.fleet import Membership
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import telemetry_pb2
 from holdfast.v1.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from holdfast.runtime import telemetry
-from holdfast.runtime.authorization import Rule
-from holdfast.runtime.grpc_channel import open_channel
-from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.rpc.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_server import listen
+from holdfast.runtime.telling import telemetry
+from holdfast.runtime.trust.authorization import Rule
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import pytest
 from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.tracing import parse
-from holdfast.runtime import otlp, telemetry
-from holdfast.runtime.fake_collector import FakeCollector, collecting
+from holdfast.runtime.telling import otlp, telemetry
+from holdfast.runtime.telling.fake_collector import FakeCollector, collecting
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -27,7 +27,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCollector]:
 
 def test_nothing_is_imported_while_off() -> None:
     code = (
-        "import sys; from holdfast.runtime import telemetry; telemetry.configure('holdfast-test');"
+        "import sys; from holdfast.runtime.telling import telemetry; telemetry.configure('holdfast-test');"
         "assert not telemetry.on(); sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
@@ -38,7 +38,7 @@ def test_spans_and_metrics_arrive(collector: FakeCollector) -> None:
     """In a process of its own: OpenTelemetry's threads belong to a process for its whole life."""
     code = """
 from holdfast.domain.tracing import Span, TraceContext
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 telemetry.configure("holdfast-test")
 assert telemetry.on()
 root = TraceContext("a" * 32, "b" * 16)
@@ -101,7 +101,7 @@ def test_a_collector_that_is_away_is_said_once_and_costs_nothing() -> None:
     code = """
 import time
 from holdfast.domain.tracing import Span, new_trace
-from holdfast.runtime import logs, otlp, telemetry
+from holdfast.runtime.telling import logs, otlp, telemetry
 note_result, failures = otlp.Collector.note_result, []
 def noted(self, *, answered):
     note_result(self, answered=answered)

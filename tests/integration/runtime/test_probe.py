@@ -14,9 +14,9 @@ import anyio
 import pytest
 from certificates import tls
 
-from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.probe import probe
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.rpc.grpc_server import listen
+from holdfast.runtime.trust.tls import Tls
 
 NOTHING = "127.0.0.1:1"
 

@@ -18,14 +18,14 @@ from waiting import TIMEOUT_S, wait_until
 
 from holdfast.cli.client import Client
 from holdfast.cli.stack_options import StackOptions
-from holdfast.runtime.metrics import METRICS
+from holdfast.runtime.telling.metrics import METRICS
 
 DATA = Path(__file__).parents[2] / "data"
 ANY_PORT = "127.0.0.1:0"
 SERVICE = """
 import json, sys
 import structlog
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 said = []
 
 def note(logger, name, event):

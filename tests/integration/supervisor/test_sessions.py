@@ -21,7 +21,7 @@ from holdfast.domain.orders import FirstStepsRecorded, Hello, Inventory, OrderDo
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import Entry
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.supervisor.agents import sessions
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub

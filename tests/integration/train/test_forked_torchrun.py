@@ -59,7 +59,7 @@ def test_ranks_are_children_of_torchrun_in_sessions_of_their_own_and_outlive_it(
             said = json.loads(path.read_text())
             assert said["argv"] == [str(tmp_path / "train.py"), str(tmp_path), "waits"]
             assert (said["first"], said["through"]) == (str(tmp_path), True)
-            assert not set(said["modules"]) & {*OF_SERVICES, "holdfast.train.template"}
+            assert not set(said["modules"]) & {*OF_SERVICES, "holdfast.train.warm.template"}
         launcher.kill()
         launcher.wait(TIMEOUT_S)
         alone = {each.pid for each in ranks}

@@ -10,14 +10,14 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from holdfast.agent.certificate import RETRY_S_MAX, RETRY_S_MIN, CertificateRenewal
+from holdfast.agent.connection.certificate import RETRY_S_MAX, RETRY_S_MIN, CertificateRenewal
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.enrolled import Enrolled, Joined
-from holdfast.runtime.identities import Identity, Role
-from holdfast.runtime.invitation import new_request, requested_key
 from holdfast.runtime.settings import ServiceSettings
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.enrolled import Enrolled, Joined
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.invitation import new_request, requested_key
+from holdfast.runtime.trust.tls import Tls
 
 pytestmark = pytest.mark.anyio
 NODE = Identity("main", Role.AGENT, "node-7")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.clock_jump import Clocks, jump, undo
+from holdfast.agent.injection.clock_jump import Clocks, jump, undo
 from holdfast.domain.errors import Conflict, HoldfastError
 
 

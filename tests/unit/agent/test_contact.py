@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.contact import GAP_S, LATE_S, Contact
+from holdfast.agent.connection.contact import GAP_S, LATE_S, Contact
 
 
 class Clock:

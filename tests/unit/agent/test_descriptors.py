@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.agent.descriptors import Descriptors
+from holdfast.agent.host.descriptors import Descriptors
 from holdfast.domain.errors import Unavailable
 
 

@@ -16,7 +16,7 @@ import pytest
 from waiting import VIRTUAL_TIME
 
 from holdfast.agent.collectors.kernel_lines import parse_record, recognise
-from holdfast.agent.faults import LASTING_MAX, Faults
+from holdfast.agent.injection.faults import LASTING_MAX, Faults
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.faults import DIE_AFTER_S, FaultKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervising import facts
 
-from holdfast.agent.reports import Reports
+from holdfast.agent.connection.reports import Reports
 from holdfast.domain.orders import Hello, RanksFinished, RanksStepping, Report
 
 HELLO = Hello(facts("a"))

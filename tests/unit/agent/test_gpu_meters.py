@@ -8,7 +8,7 @@ import pytest
 from sinks import Kept, keep
 
 from holdfast.agent.collectors.nvml import NvmlCollector
-from holdfast.agent.gpu_meters import GpuMeters
+from holdfast.agent.gpus.gpu_meters import GpuMeters
 from holdfast.domain.signals import GpuHealth, GpuSample
 
 

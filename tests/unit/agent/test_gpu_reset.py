@@ -16,8 +16,8 @@ from resets import StandInGpus
 
 from holdfast.agent.collectors.kernel_log import gpu_of
 from holdfast.agent.collectors.protocol import Pausable
-from holdfast.agent.gpu_devices import GpuDevices, Holder
-from holdfast.agent.gpu_reset import GpuResets, ResetRules
+from holdfast.agent.gpus.gpu_devices import GpuDevices, Holder
+from holdfast.agent.gpus.gpu_reset import GpuResets, ResetRules
 from holdfast.agent.settings import AgentSettings
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
 from holdfast.domain.nodes import RunningWorker

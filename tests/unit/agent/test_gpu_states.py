@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until_async
 
 from holdfast.agent.collectors.nvml import NvmlCollector
-from holdfast.agent.gpu_states import GpuStates
+from holdfast.agent.gpus.gpu_states import GpuStates
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.gpus import GPUS_MAX, GpuState
 from holdfast.domain.signals import GpuSample

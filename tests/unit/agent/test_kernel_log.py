@@ -19,7 +19,7 @@ from holdfast.agent.collectors.kernel_log import KernelLog, gpu_of
 from holdfast.domain.faults import xid_line
 from holdfast.domain.signals import KernelEvent, KernelLine, NodeSignal
 from holdfast.runtime.kernel_records import kernel_record
-from holdfast.runtime.survivors import BOOT_ID
+from holdfast.runtime.processes.survivors import BOOT_ID
 
 DATA = Path(__file__).parents[2] / "data/kernel/lines.csv"
 LINES = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.leaving import Leaving
+from holdfast.agent.host.leaving import Leaving
 from holdfast.agent.replicator import is_copying
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh

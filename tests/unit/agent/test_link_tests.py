@@ -7,7 +7,7 @@ import pytest
 from anyio.abc import TaskGroup
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.link_tests import LinkTests
+from holdfast.agent.checks.link_tests import LinkTests
 from holdfast.agent.replicator import NoReplicator
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.links import LinkLimits, LinkMeasured, MeasureLink, OpenLink

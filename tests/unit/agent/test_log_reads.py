@@ -9,7 +9,7 @@ import anyio
 import pytest
 from waiting import wait_until_async
 
-from holdfast.agent.log_reads import WAITING_MAX, LogReads
+from holdfast.agent.connection.log_reads import WAITING_MAX, LogReads
 from holdfast.agent.workers.logs import last_words, log_path, read_part
 from holdfast.domain.errors import HoldfastError, MalformedMessage, NotFound
 from holdfast.domain.worker_logs import PART_BYTES_MAX, LogRequest

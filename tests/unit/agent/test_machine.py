@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.machine import boot_id, machine_id
+from holdfast.agent.host.machine import boot_id, machine_id
 
 
 def machine_id_of(tmp_path: Path, uuid: str | bytes) -> str:

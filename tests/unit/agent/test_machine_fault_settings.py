@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.faults import MachineFaultRules
+from holdfast.agent.injection.faults import MachineFaultRules
 from holdfast.agent.settings import AgentSettings
 from holdfast.domain.errors import InvalidSpecs
 from holdfast.runtime.settings import read_settings

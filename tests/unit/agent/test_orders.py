@@ -12,11 +12,11 @@ import anyio.lowlevel
 import pytest
 from replicator_node import fill_up, small_tmpfs
 
-from holdfast.agent.admission import UNKNOWN_OUTCOME
-from holdfast.agent.executor import Executor
-from holdfast.agent.ledger import ANSWERS_MAX, Ledger
+from holdfast.agent.connection.admission import UNKNOWN_OUTCOME
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.ledger import ANSWERS_MAX, Ledger
+from holdfast.agent.connection.reports import Reports
 from holdfast.agent.outcome import Outcome
-from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import (

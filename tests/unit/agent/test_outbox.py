@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.outbox import (
+from holdfast.agent.connection.outbox import (
     ACK_EVERY,
     DROPPABLE_MAX,
     IN_FLIGHT_MAX,

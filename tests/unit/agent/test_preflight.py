@@ -19,8 +19,8 @@ import anyio.lowlevel
 import pytest
 from waiting import VIRTUAL_TIME, wait_until_async
 
-from holdfast.agent import preflight_checks
-from holdfast.agent.preflight import AGAIN_S, Preflights
+from holdfast.agent.checks import preflight_checks
+from holdfast.agent.checks.preflight import AGAIN_S, Preflights
 from holdfast.domain import orders
 from holdfast.domain.errors import Conflict, Unavailable
 from holdfast.domain.nodes import Check, Preflight

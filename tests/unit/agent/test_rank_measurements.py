@@ -12,7 +12,7 @@ import anyio
 import pytest
 from waiting import wait_until_async
 
-from holdfast.agent.log_reads import LogReads
+from holdfast.agent.connection.log_reads import LogReads
 from holdfast.agent.rank_measurements import RankMeasurements, rank_gpus
 from holdfast.agent.workers.logs import read_errors
 from holdfast.agent.workers.progress import Progress

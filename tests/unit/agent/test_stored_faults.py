@@ -18,8 +18,8 @@ import pytest
 from stored import shard
 from waiting import wait_until_async
 
-from holdfast.agent.faults import Faults
-from holdfast.agent.stored_faults import FILLER, fill, flip_bit, remove_filler, require_fillable
+from holdfast.agent.injection.faults import Faults
+from holdfast.agent.injection.stored_faults import FILLER, fill, flip_bit, remove_filler, require_fillable
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.domain.generations import ShardKey

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from holdfast.agent.streams import REPEATED_EVERY_S, Failures
+from holdfast.agent.connection.streams import REPEATED_EVERY_S, Failures
 
 HERE, THERE = "10.0.0.1:8471", "10.0.0.2:8471"
 

@@ -13,8 +13,8 @@ import anyio.lowlevel
 import pytest
 from waiting import VIRTUAL_TIME
 
-from holdfast.agent.active_ports import ActivePorts
-from holdfast.agent.suspect_tests import SuspectTests
+from holdfast.agent.checks.active_ports import ActivePorts
+from holdfast.agent.checks.suspect_tests import SuspectTests
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.signals import GpuSample, NicSample

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from waiting import wait_until_async
 
-from holdfast.agent.reports import Reports
+from holdfast.agent.connection.reports import Reports
 from holdfast.agent.workers.worker import Exit
 from holdfast.agent.workers.worker_set import ENDED_MAX, GATHER_S, WorkerSet
 from holdfast.domain.nodes import NodeFacts, RunningWorker, TemplateState, WorkerEnded

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from holdfast.cli import doctor
 from holdfast.cli.ca import app
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.identities import Identity, Role
-from holdfast.runtime.renewal import renewed
-from holdfast.runtime.revocation import Revocations
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.renewal import renewed
+from holdfast.runtime.trust.revocation import Revocations
+from holdfast.runtime.trust.tls import Tls
 
 
 def ca(*arguments: str) -> str:
@@ -195,7 +195,7 @@ def test_doctor_names_a_key_of_another_certificate(
 
 def test_serial_numbers_that_begin_alike_are_not_confused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([0xABCDEF01, 0xABCDEF02])
-    monkeypatch.setattr("holdfast.runtime.authority.x509.random_serial_number", lambda: next(numbers))
+    monkeypatch.setattr("holdfast.runtime.trust.authority.x509.random_serial_number", lambda: next(numbers))
     made = Authority(directory)
     for _ in range(2):
         made.issue([Identity("west", Role.DIAGNOSTICS)], ["localhost"], 1)

@@ -12,7 +12,7 @@ from holdfast.cli.main import application
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions, inherited
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.fleet import JOIN_TOKEN_FILE
+from holdfast.runtime.trust.fleet import JOIN_TOKEN_FILE
 
 
 @pytest.mark.parametrize(

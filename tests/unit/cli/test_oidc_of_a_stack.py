@@ -10,7 +10,7 @@ import pytest
 from holdfast.cli.protection import require_protection, settings_for_parts, shown
 from holdfast.cli.stack_options import StackOptions, not_passed_on, settings_of
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import oidc, oidc_keys
+from holdfast.runtime.trust import oidc, oidc_keys
 
 ISSUER = {
     oidc.ISSUER: "https://issuer.example",

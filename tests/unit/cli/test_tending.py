@@ -23,7 +23,7 @@ from holdfast.cli.tending import (
     last_lines,
 )
 from holdfast.domain.errors import Unavailable
-from holdfast.runtime.survivors import UNKNOWN_EXIT
+from holdfast.runtime.processes.survivors import UNKNOWN_EXIT
 
 
 @dataclass

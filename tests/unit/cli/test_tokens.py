@@ -13,7 +13,15 @@ from typer.testing import CliRunner
 
 from holdfast.cli.tokens import app
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
-from holdfast.runtime.api_tokens import TOKENS_MAX, ApiRole, ApiToken, TokensFile, added, read_tokens_file, text_of
+from holdfast.runtime.trust.api_tokens import (
+    TOKENS_MAX,
+    ApiRole,
+    ApiToken,
+    TokensFile,
+    added,
+    read_tokens_file,
+    text_of,
+)
 
 
 def tokens(path: Path, *arguments: str) -> str:

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.sim.scenario import simulate
 from holdfast.supervisor.core import Batch, State, as_sends, step
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import Command, Event, JobSubmitted, NodeCordonRequested
 

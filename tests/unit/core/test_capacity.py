@@ -9,7 +9,7 @@ from fleet import JOB, Fleet, asked_to_end, job, running
 from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import NodeFacts
-from holdfast.supervisor.core.capacity import Lack, lacking
+from holdfast.supervisor.core.repair.capacity import Lack, lacking
 from holdfast.supervisor.protocol import (
     JobPhase,
     JobStopRequested,

@@ -14,11 +14,12 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Prepare, PrepareTemplate, RanksFinished, RanksStepping, Start, Stop
-from holdfast.supervisor.core import Config, Job, handover
-from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_RUN_S_MAX, RETRY_S
-from holdfast.supervisor.core.handover import SHARES_MAX
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.lifecycle import Starting
+from holdfast.supervisor.core import Config, Job
+from holdfast.supervisor.core.changes import handover
+from holdfast.supervisor.core.changes.change import RETRY_RUN_S, RETRY_RUN_S_MAX, RETRY_S
+from holdfast.supervisor.core.changes.handover import SHARES_MAX
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.lifecycle import Starting
 from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.leader import snapshot, upgrades
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send

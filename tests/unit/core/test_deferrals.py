@@ -9,7 +9,7 @@ from holdfast.domain.findings import FindingKind, Remedy
 from holdfast.domain.incidents import Action, ActionKind, RungEnd
 from holdfast.domain.orders import OrderDone, Prepare, ResetGpu, Stop
 from holdfast.policy import hot_swap, scale_down, stop
-from holdfast.supervisor.core.lifecycle import Deferred
+from holdfast.supervisor.core.model.lifecycle import Deferred
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted
 
 

@@ -12,7 +12,7 @@ from holdfast.domain.incidents import Action, ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare
 from holdfast.policy import notify, restart, scale_up, stop
-from holdfast.supervisor.core.lifecycle import Failed
+from holdfast.supervisor.core.model.lifecycle import Failed
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     FindingArrived,

@@ -6,8 +6,8 @@ import pytest
 from fleet import Fleet
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
-from holdfast.supervisor.core import invites
-from holdfast.supervisor.core.invites import KEPT_S, TTL_S_MAX
+from holdfast.supervisor.core.fleet import invites
+from holdfast.supervisor.core.fleet.invites import KEPT_S, TTL_S_MAX
 from holdfast.supervisor.protocol import InviteMade, InviteRevoked, InviteUsed, Noted, Publish
 from holdfast.supervisor.requests import OperatorEvent, accepted, check, fingerprint
 

@@ -10,7 +10,7 @@ from fleet import JOB, Fleet, job, running
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.orders import Inventory
-from holdfast.supervisor.core.lifecycle import Deferred
+from holdfast.supervisor.core.model.lifecycle import Deferred
 from holdfast.supervisor.protocol import JobPhase
 
 STEP_S = 0.1  # of `Fleet.train`

@@ -13,7 +13,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, IncidentState
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor import state_diagram
-from holdfast.supervisor.core.lifecycle import (
+from holdfast.supervisor.core.model.lifecycle import (
     TRANSITIONS,
     AwaitedNodes,
     Cause,
@@ -36,7 +36,7 @@ from holdfast.supervisor.core.lifecycle import (
     Waiting,
     check,
 )
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, JobStopRequested, NodeCordonRequested
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "architecture.md"

@@ -12,10 +12,12 @@ from idle_links import UNREACHED, USUAL, Idle
 from holdfast.domain.links import LinkMeasured
 from holdfast.domain.nodes import Notice
 from holdfast.domain.orders import CheckLink, OrderDone, Prepare, Stop
-from holdfast.supervisor.core import link_tests, links, returns
-from holdfast.supervisor.core.holddown import Cure
-from holdfast.supervisor.core.links import LinkTest, Verdict
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import link_tests
+from holdfast.supervisor.core.rules import links
+from holdfast.supervisor.core.rules.holddown import Cure
+from holdfast.supervisor.core.rules.links import LinkTest, Verdict
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,

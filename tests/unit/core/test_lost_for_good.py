@@ -11,7 +11,7 @@ from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, Prepare, RanksStepping, Stop
 from holdfast.policy import wait
 from holdfast.supervisor.core import Config
-from holdfast.supervisor.core.presence import STILL_FACTOR
+from holdfast.supervisor.core.changes.presence import STILL_FACTOR
 from holdfast.supervisor.core.progress import start_patience_s
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase, LeaderStarted, NodeGone
 

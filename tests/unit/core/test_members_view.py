@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, job, running
 
-from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import _OfMembers
+from holdfast.supervisor.core.incidents.views import _OfMembers
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.model.turn import Turn
 
 
 def test_it_has_the_members_of_the_generation_and_reads_only_those_that_are_asked_for() -> None:

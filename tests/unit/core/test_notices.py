@@ -16,7 +16,7 @@ from holdfast.domain.nodes import TERMINATION, NodeState
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core import check_notice
-from holdfast.supervisor.core.notices import SOURCES_MAX, TOGETHER_S
+from holdfast.supervisor.core.handling.notices import SOURCES_MAX, TOGETHER_S
 from holdfast.supervisor.protocol import IncidentChanged, JobPhase, LeaderStarted, NodeCordonRequested, NoticeRequested
 
 HOUR_S = 3600.0

@@ -11,7 +11,7 @@ from fleet import JOB, Fleet, job, running, warn_of_a_slow_node
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, SaveStage, SetInterval
 from holdfast.policy import set_interval
-from holdfast.supervisor.core.lifecycle import Saving, Stopping
+from holdfast.supervisor.core.model.lifecycle import Saving, Stopping
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
     JobPhase,

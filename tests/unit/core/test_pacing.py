@@ -13,7 +13,7 @@ from holdfast.domain.incidents import Action
 from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
 from holdfast.policy import restart, set_interval
-from holdfast.supervisor.core.interval import STEPS_UNMEASURED
+from holdfast.supervisor.core.rules.interval import STEPS_UNMEASURED
 from holdfast.supervisor.protocol import CheckpointRequested, LeaderStarted, StepsCompleted
 
 

@@ -10,8 +10,8 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import ActionKind
 from holdfast.domain.nodes import Check, NodeState, Preflight
 from holdfast.domain.orders import Hello, OrderDone, Prepare
-from holdfast.supervisor.core import returns
-from holdfast.supervisor.core.holddown import Cure
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.rules.holddown import Cure
 from holdfast.supervisor.protocol import (
     FindingArrived,
     FindingJudged,

@@ -12,8 +12,8 @@ from holdfast.domain.incidents import LOAN, Action, ActionKind, Incident
 from holdfast.domain.orders import Prepare
 from holdfast.policy import check, hot_swap, ignore, scale_down, wait
 from holdfast.supervisor.core import Job, waits_for
-from holdfast.supervisor.core.spares import reserved_for
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet.spares import reserved_for
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase, JobStopRequested, LeaderStarted
 
 LOW, HIGH = "low", "high"

@@ -11,8 +11,8 @@ from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.offenders import Fault, added, offence, rate_per_day, score, weight_of
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.rules.offenders import Fault, added, offence, rate_per_day, score, weight_of
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, JobStopRequested, NodeCordonRequested, NodeRepaired
 from holdfast.supervisor.return_rules import DAY_S

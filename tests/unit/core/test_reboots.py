@@ -11,10 +11,11 @@ from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare, RebootNode, Stop
-from holdfast.supervisor.core import reboots, returns
-from holdfast.supervisor.core.holddown import REBOOTS_MAX
-from holdfast.supervisor.core.reboots import BOOT_S, LOOK_S
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import reboots
+from holdfast.supervisor.core.repair.reboots import BOOT_S, LOOK_S
+from holdfast.supervisor.core.rules.holddown import REBOOTS_MAX
 from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
 from holdfast.supervisor.return_rules import ReturnRules
 

@@ -24,8 +24,8 @@ from holdfast.policy import (
     stop,
     wait,
 )
-from holdfast.supervisor.core import recipes
-from holdfast.supervisor.core.lifecycle import Resetting
+from holdfast.supervisor.core.incidents import recipes
+from holdfast.supervisor.core.model.lifecycle import Resetting
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import BreakerResetRequested, FindingArrived, JobPhase, LeaderStarted
 from holdfast.supervisor.timers import RungTimeout
@@ -285,8 +285,8 @@ def test_an_open_breaker_stops_the_walk_and_not_the_change() -> None:
 
 
 def _with_change_counted(fleet: Fleet):  # type: ignore[no-untyped-def]
-    from holdfast.supervisor.core import breaker
-    from holdfast.supervisor.core.turn import Turn
+    from holdfast.supervisor.core.fleet import breaker
+    from holdfast.supervisor.core.model.turn import Turn
 
     turn = Turn(fleet.state, fleet.now)
     breaker.count_change(turn)

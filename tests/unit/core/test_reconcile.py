@@ -11,7 +11,7 @@ from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, WorkersChanged
 from holdfast.supervisor.core import check_submission
-from holdfast.supervisor.core.lifecycle import Preparing
+from holdfast.supervisor.core.model.lifecycle import Preparing
 from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted, Noted
 from holdfast.supervisor.requests import check
 

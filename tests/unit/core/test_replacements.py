@@ -11,11 +11,12 @@ from holdfast.domain import orders
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare, RebootNode, Stop
-from holdfast.supervisor.core import replacements, returns
-from holdfast.supervisor.core.holddown import REQUESTS_MAX
-from holdfast.supervisor.core.reboots import LOOK_S
-from holdfast.supervisor.core.replacements import RETRY_S
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import replacements
+from holdfast.supervisor.core.repair.reboots import LOOK_S
+from holdfast.supervisor.core.repair.replacements import RETRY_S
+from holdfast.supervisor.core.rules.holddown import REQUESTS_MAX
 from holdfast.supervisor.protocol import (
     Command,
     JobPhase,

@@ -14,7 +14,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, RanksStepping, Report, WorkersChanged
 from holdfast.supervisor.core import Batch, State
-from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.model.indexing import index_of
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import JobPhase, NodeReported
 

@@ -13,9 +13,9 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import OrderDone, Prepare, ResetGpu, Start, Stop
 from holdfast.policy import check, gpu_reset, hot_swap, notify, restart
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.lifecycle import Replanning, Resetting
-from holdfast.supervisor.core.state import ResetDue
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.lifecycle import Replanning, Resetting
+from holdfast.supervisor.core.model.state import ResetDue
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     JobPhase,

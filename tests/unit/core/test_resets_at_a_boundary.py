@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow, OrderDone, Prepare, ResetGpu, Stop
 from holdfast.policy import gpu_reset, hot_swap, restart
-from holdfast.supervisor.core.lifecycle import Resetting
+from holdfast.supervisor.core.model.lifecycle import Resetting
 from holdfast.supervisor.protocol import FindingArrived, JobPhase
 
 STEPS = 1_000_000

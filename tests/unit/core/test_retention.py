@@ -13,9 +13,9 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint
-from holdfast.supervisor.core.job import DOUBT_STEPS_MAX
-from holdfast.supervisor.core.retention import _distinct, newest_everywhere
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.job import DOUBT_STEPS_MAX
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.saves.retention import _distinct, newest_everywhere
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, StepsCompleted
 from holdfast.supervisor.timers import RetentionDue
 

@@ -29,11 +29,12 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.nodes import NodeState, Preflight
 from holdfast.domain.orders import Hello, OrderDone, Prepare, ResetGpu, Stop
-from holdfast.supervisor.core import holddown, returns
-from holdfast.supervisor.core.holddown import Cure, Probation, Removal, hold_s
-from holdfast.supervisor.core.offenders import Fault
-from holdfast.supervisor.core.planner import Request, Spare, plan
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.rules import holddown
+from holdfast.supervisor.core.rules.holddown import Cure, Probation, Removal, hold_s
+from holdfast.supervisor.core.rules.offenders import Fault
+from holdfast.supervisor.core.rules.planner import Request, Spare, plan
 from holdfast.supervisor.protocol import (
     JobPhase,
     LeaderStarted,

@@ -13,7 +13,7 @@ from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, Sto
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import CheckpointNow, Inventory, OrderDone, Prepare, Stop
 from holdfast.supervisor.core import saved_steps
-from holdfast.supervisor.core.change import REPLANS_MAX
+from holdfast.supervisor.core.changes.change import REPLANS_MAX
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted
 from holdfast.supervisor.timers import PrepareTimeout
 

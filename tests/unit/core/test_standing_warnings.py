@@ -11,7 +11,7 @@ from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentStat
 from holdfast.domain.job import WarningSpec
 from holdfast.domain.orders import CheckpointNow, Prepare
 from holdfast.policy import hot_swap, ignore, restart, wait
-from holdfast.supervisor.core.standing_warnings import WARNINGS_MAX
+from holdfast.supervisor.core.incidents.standing_warnings import WARNINGS_MAX
 from holdfast.supervisor.protocol import FindingArrived, JobPhase
 
 STEPS = 1_000_000  # the job's whole length: with steps of a second, eleven days

@@ -13,8 +13,8 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import ActionKind, Incident
 from holdfast.supervisor.api import incident_views
-from holdfast.supervisor.core.standing_warnings import COST_KEY, COSTED_BY_STEPS
-from holdfast.supervisor.core.step_times import (
+from holdfast.supervisor.core.incidents.standing_warnings import COST_KEY, COSTED_BY_STEPS
+from holdfast.supervisor.core.rules.step_times import (
     BUCKET_S,
     BUCKETS_MAX,
     FROM_BUCKETS,

@@ -7,7 +7,7 @@ from fleet import JOB, job, running
 
 from holdfast.domain.nodes import WorkerEnded
 from holdfast.domain.orders import Stop
-from holdfast.supervisor.core.lifecycle import Saving
+from holdfast.supervisor.core.model.lifecycle import Saving
 from holdfast.supervisor.protocol import JobPhase, JobStopRequested, Noted
 
 

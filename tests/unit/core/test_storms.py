@@ -9,7 +9,7 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase
 from holdfast.supervisor.timers import PolicyTimeout
 

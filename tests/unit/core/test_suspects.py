@@ -15,7 +15,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Check, NodeState, Preflight
 from holdfast.domain.orders import OrderDone, Prepare, Start
 from holdfast.policy import hot_swap, restart
-from holdfast.supervisor.core.holddown import Cure, Probation
+from holdfast.supervisor.core.rules.holddown import Cure, Probation
 from holdfast.supervisor.protocol import JobPhase, NodeRepaired
 
 WRONG = Check("products", False, "1 of 90 tf32 products are wrong")

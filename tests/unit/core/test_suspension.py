@@ -9,8 +9,8 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, RanksFinished, Stop
-from holdfast.supervisor.core.lifecycle import Suspended
-from holdfast.supervisor.core.notices import TOGETHER_S
+from holdfast.supervisor.core.handling.notices import TOGETHER_S
+from holdfast.supervisor.core.model.lifecycle import Suspended
 from holdfast.supervisor.protocol import (
     IncidentChanged,
     JobPhase,

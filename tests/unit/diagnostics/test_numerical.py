@@ -16,7 +16,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
-from holdfast.supervisor.core.job import DOUBT_STEPS_MAX
+from holdfast.supervisor.core.model.job import DOUBT_STEPS_MAX
 
 T0 = 1_700_000_000.0
 

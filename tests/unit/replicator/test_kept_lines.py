@@ -18,7 +18,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.transport import frames, kept, lanes
 from holdfast.replicator.transport.kept import IDLE_S, LIFE_S, LINES_MAX, KeptLines
 from holdfast.replicator.transport.line import Line
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 
 SMALL = 1 << 16
 

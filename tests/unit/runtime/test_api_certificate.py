@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.api_certificate import API_CERT, API_KEY, ApiCertificate, Use, choose, covers, host_for_clients
-from holdfast.runtime.tls import CERT, KEY
+from holdfast.runtime.trust.api_certificate import (
+    API_CERT,
+    API_KEY,
+    ApiCertificate,
+    Use,
+    choose,
+    covers,
+    host_for_clients,
+)
+from holdfast.runtime.trust.tls import CERT, KEY
 
 OWN, SERVICE, NONE = (Path("own.pem"), Path("own.key")), (Path("service.pem"), Path("service.key")), (None, None)
 OF_OWN, OF_SERVICE = ApiCertificate(*OWN, (API_CERT, API_KEY)), ApiCertificate(*SERVICE, (CERT, KEY))

@@ -10,8 +10,8 @@ import certificates
 import pytest
 from structlog.testing import capture_logs
 
-from holdfast.runtime.expiry import DAY_S, GONE_S, CallerExpiry, OwnExpiry, certificate_of, own_problem
-from holdfast.runtime.identities import Identity, Role
+from holdfast.runtime.trust.expiry import DAY_S, GONE_S, CallerExpiry, OwnExpiry, certificate_of, own_problem
+from holdfast.runtime.trust.identities import Identity, Role
 
 AGENT = (Identity("main", Role.AGENT, "node-1"),)
 

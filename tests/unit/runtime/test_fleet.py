@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs, OtherFleet
-from holdfast.runtime.fleet import NUMBER, PROOF, TOKENS_MAX, Membership, read_tokens
 from holdfast.runtime.settings import ServiceSettings, read_settings
+from holdfast.runtime.trust.fleet import NUMBER, PROOF, TOKENS_MAX, Membership, read_tokens
 
 ONE, TWO, THREE = "first-token-of-this-fleet", "second-token-of-this-fleet", "token-of-other-people"
 

@@ -13,8 +13,8 @@ from sinks import keep
 from waiting import FREEZING_TIME, freeze
 
 from holdfast.runtime import freeze as freezes
-from holdfast.runtime import metrics
 from holdfast.runtime.freeze import LAP_S_MAX, Laps, awake, frozen_s, patience
+from holdfast.runtime.telling import metrics
 
 pytestmark = [
     pytest.mark.anyio,

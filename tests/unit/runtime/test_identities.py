@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.identities import Identity, Role, identities_in, parse_spiffe, parse_uri
+from holdfast.runtime.trust.identities import Identity, Role, identities_in, parse_spiffe, parse_uri
 
 SPIFFE = "spiffe://example.org"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec
-from holdfast.runtime.authority import Authority
-from holdfast.runtime.enrolled import Enrolled, Joined
-from holdfast.runtime.identities import Identity, Role
-from holdfast.runtime.invitation import PREFIX, Invitation, fingerprint, new_request, requested_key
+from holdfast.runtime.trust.authority import Authority
+from holdfast.runtime.trust.enrolled import Enrolled, Joined
+from holdfast.runtime.trust.identities import Identity, Role
+from holdfast.runtime.trust.invitation import PREFIX, Invitation, fingerprint, new_request, requested_key
 
 GOOD = Invitation("main", ("https://head-1:8470",), "ab" * 32, ("head-1:8471",), "node-7", "a-secret-token")
 NODE_7 = Identity("main", Role.AGENT, "node-7")

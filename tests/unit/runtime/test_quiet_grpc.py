@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from holdfast.runtime.quiet_grpc import NAME
+from holdfast.runtime.rpc.quiet_grpc import NAME
 
 # A server that refuses frequent pings sends a GOAWAY, which the core of the client logs.
 GOAWAY = """
 import asyncio, os, sys
 if sys.argv[1:]:
-    import holdfast.runtime.quiet_grpc
+    import holdfast.runtime.rpc.quiet_grpc
 import grpc
 from grpc import aio
 
@@ -59,6 +59,6 @@ def test_a_goaway_is_not_logged() -> None:
 @pytest.mark.parametrize("service", ["agent", "diagnostics", "supervisor", "replicator"])
 def test_every_service_imports_grpc_in_this_way(service: str) -> None:
     order = run(f"import sys, holdfast.{service}.__main__; print(*sys.modules)").split()
-    assert order.index("holdfast.runtime.quiet_grpc") == order.index("grpc") + 1, (
+    assert order.index("holdfast.runtime.rpc.quiet_grpc") == order.index("grpc") + 1, (
         "a module is listed when it is complete"
     )

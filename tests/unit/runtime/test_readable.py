@@ -9,7 +9,7 @@ import sys
 import pytest
 from many_files import from_1024_on
 
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 
 
 @pytest.mark.parametrize("high", [False, True])

@@ -14,10 +14,10 @@ import structlog.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime import logs, telemetry
-from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ready import announce
-from holdfast.runtime.refusal_log import RefusalLog, Repeats
+from holdfast.runtime.rpc.backoff import Backoff
+from holdfast.runtime.telling import logs, telemetry
+from holdfast.runtime.telling.refusal_log import RefusalLog, Repeats
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 

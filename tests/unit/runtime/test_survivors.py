@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from holdfast.runtime.survivors import UNKNOWN_EXIT, Survivor, find, noted
+from holdfast.runtime.processes.survivors import UNKNOWN_EXIT, Survivor, find, noted
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -44,7 +44,7 @@ def test_its_starter_may_be_killed(tmp_path: Path) -> None:
     starting = f"""
 import subprocess, time
 from pathlib import Path
-from holdfast.runtime.survivors import noted
+from holdfast.runtime.processes.survivors import noted
 subprocess.Popen(noted({SLEEP!r}, Path({str(tmp_path / "pid")!r})))
 time.sleep(600)
 """

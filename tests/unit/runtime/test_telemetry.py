@@ -9,7 +9,7 @@ import structlog
 from sinks import Kept, keep
 
 from holdfast.domain.tracing import new_trace, parse
-from holdfast.runtime import metrics, otlp, telemetry
+from holdfast.runtime.telling import metrics, otlp, telemetry
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -61,7 +61,7 @@ def test_the_context_is_handed_on_while_nothing_collects() -> None:
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(telemetry.ENV_ENDPOINT, "http://127.0.0.1:4317")
-    monkeypatch.delitem(sys.modules, "holdfast.runtime.otlp")
+    monkeypatch.delitem(sys.modules, "holdfast.runtime.telling.otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with structlog.testing.capture_logs() as lines:
         telemetry.configure("holdfast-test")

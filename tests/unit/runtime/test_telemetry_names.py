@@ -13,8 +13,8 @@ import yaml
 
 from holdfast.domain import tracing
 from holdfast.log import durability
-from holdfast.runtime import metrics
-from holdfast.runtime.metrics import METRICS, Metric
+from holdfast.runtime.telling import metrics
+from holdfast.runtime.telling.metrics import METRICS, Metric
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [

@@ -14,8 +14,8 @@ from supervising import facts, job_body
 
 from holdfast.domain.orders import Hello, Inventory
 from holdfast.log.memory import MemoryLog
-from holdfast.runtime.api_tokens import TokensFile
-from holdfast.runtime.oidc import OidcTokens
+from holdfast.runtime.trust.api_tokens import TokensFile
+from holdfast.runtime.trust.oidc import OidcTokens
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.api.backend import Backend, Identity

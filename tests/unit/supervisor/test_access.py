@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from supervising import job_body
 
 from holdfast.log.names import INBOX
-from holdfast.runtime.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of, without
+from holdfast.runtime.trust.api_tokens import ApiRole, ApiToken, TokensFile, added, text_of, without
 from holdfast.supervisor.api.access import ROUTES, refused
 from holdfast.supervisor.api.backend import Principal
 from holdfast.supervisor.inbox import InboxEvent

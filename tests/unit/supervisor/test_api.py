@@ -24,7 +24,7 @@ from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.policy import restart
 from holdfast.supervisor.api.incidents import BEHIND
-from holdfast.supervisor.core.state import Breaker, Config, State
+from holdfast.supervisor.core.model.state import Breaker, Config, State
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.picture import Picture

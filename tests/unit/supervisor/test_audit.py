@@ -19,7 +19,7 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.faults import FaultKind
 from holdfast.domain.job import PolicySpec
-from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
+from holdfast.runtime.trust.api_tokens import ApiRole, TokensFile, added, text_of
 from holdfast.supervisor.api.audit import asked_of
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.protocol import (

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.supervisor import providers
-from holdfast.supervisor.core.capacity import Lack
+from holdfast.supervisor.core.repair.capacity import Lack
 from holdfast.supervisor.providers import MoreNodes, Supplier, asking
 from holdfast.supervisor.providers.command import MoreCommand
 from holdfast.supervisor.providers.demand import EVERY_S_MAX, Demand, DemandRules

@@ -14,7 +14,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.nodes import ServiceVersions
 from holdfast.supervisor.api import node_views
-from holdfast.supervisor.core.holddown import Probation
+from holdfast.supervisor.core.rules.holddown import Probation
 from holdfast.supervisor.history import accounts
 from holdfast.supervisor.history.accounts import Accounts, Wanted
 from holdfast.supervisor.history.protocol import EventEntry

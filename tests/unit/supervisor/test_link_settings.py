@@ -14,7 +14,9 @@ from holdfast.domain.errors import InvalidSpecs
 from holdfast.domain.links import LinkLimits
 from holdfast.runtime.settings import read_settings
 from holdfast.supervisor.api import node_views
-from holdfast.supervisor.core import LINK_STANDINGS, link_standing, link_tests, links
+from holdfast.supervisor.core import LINK_STANDINGS, link_standing
+from holdfast.supervisor.core.repair import link_tests
+from holdfast.supervisor.core.rules import links
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.settings import SupervisorSettings

@@ -17,8 +17,8 @@ from holdfast.domain.orders import Inventory, OrderDone, Stop
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Entry
-from holdfast.runtime import metrics
-from holdfast.supervisor.core.lifecycle import AwaitedNodes, Waiting
+from holdfast.runtime.telling import metrics
+from holdfast.supervisor.core.model.lifecycle import AwaitedNodes, Waiting
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.picture import Picture, Progress

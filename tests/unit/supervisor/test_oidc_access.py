@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from supervising import job_body
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import oidc
-from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, text_of
+from holdfast.runtime.trust import oidc
+from holdfast.runtime.trust.api_tokens import ApiRole, TokensFile, added, text_of
 from holdfast.supervisor.api import access, event_tail, session
 from holdfast.supervisor.api.audit_store import AuditStore
 from holdfast.supervisor.settings import SupervisorSettings

@@ -14,8 +14,8 @@ from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.runtime.settings import read_settings
 from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State, step
-from holdfast.supervisor.core.offenders import Fault
-from holdfast.supervisor.core.state import Config
+from holdfast.supervisor.core.model.state import Config
+from holdfast.supervisor.core.rules.offenders import Fault
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import LeaderStarted

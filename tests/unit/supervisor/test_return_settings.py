@@ -12,7 +12,7 @@ from holdfast.domain.nodes import Check, NodeFacts, NodeState, Preflight
 from holdfast.runtime.settings import read_settings
 from holdfast.supervisor.api import node_views
 from holdfast.supervisor.core import Node, State
-from holdfast.supervisor.core.holddown import Cure, Probation, Removal
+from holdfast.supervisor.core.rules.holddown import Cure, Probation, Removal
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.return_rules import ReturnRules
 from holdfast.supervisor.settings import SupervisorSettings

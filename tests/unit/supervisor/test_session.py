@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.runtime.api_tokens import ApiRole, TokensFile, added, digest_of, text_of
+from holdfast.runtime.trust.api_tokens import ApiRole, TokensFile, added, digest_of, text_of
 from holdfast.supervisor.api import session
 
 pytestmark = pytest.mark.anyio

@@ -290,7 +290,7 @@ def test_an_event_that_the_core_cannot_take_does_not_stop_it(monkeypatch: pytest
     def buggy(turn: Any, finding: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.supervisor.core.findings.on_finding", buggy)
+    monkeypatch.setattr("holdfast.supervisor.core.handling.findings.on_finding", buggy)
     bad = delivery(FINDINGS, crash("gpt", 1, "n1", 0))
     inputs = [Input(FindingArrived(1.0, None), bad), Input(submit())]  # type: ignore[arg-type]
     folded = Folder(State(), 5).fold(inputs, 99.0)

@@ -7,7 +7,7 @@ from fleet import job, running
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.supervisor.api import job_views, node_views
-from holdfast.supervisor.core.state import Breaker
+from holdfast.supervisor.core.model.state import Breaker
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.picture import Picture, Progress
 

@@ -15,8 +15,8 @@ import pytest
 from torch.utils.file_baton import FileBaton
 
 from holdfast.domain import worker
-from holdfast.train import build_locks
-from holdfast.train.build_locks import Holder
+from holdfast.train.warm import build_locks
+from holdfast.train.warm.build_locks import Holder
 
 ENVIRON = {worker.ENV_JOB: "gpt", worker.ENV_GENERATION: "2", "RANK": "1"}
 
@@ -24,7 +24,7 @@ ENVIRON = {worker.ENV_JOB: "gpt", worker.ENV_GENERATION: "2", "RANK": "1"}
 BUILDING = """
 import os, signal, sys
 from torch.utils.file_baton import FileBaton
-from holdfast.train import build_locks
+from holdfast.train.warm import build_locks
 build_locks.watch(os.environ)
 assert FileBaton(sys.argv[1]).try_acquire()
 print("holds", flush=True)

@@ -18,10 +18,10 @@ from torch import nn
 from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import ImageSet, Reader, peek
-from holdfast.train import copying
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, RestoreTarget, World
+from holdfast.train.saves import copying
+from holdfast.train.saves.checkpoint import Checkpointer
 
 
 def checkpointer(images: Path, *, rank: int = 0, attempt: int = 1) -> Checkpointer:

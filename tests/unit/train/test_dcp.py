@@ -21,10 +21,10 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.shards import Manifest, Reader, peek
 from holdfast.shards.crc import summarise
 from holdfast.train.channels import Notes
-from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.dcp import ShardReader, export, metadata
-from holdfast.train.dcp_reader import open_shards
 from holdfast.train.environment import Environment, World
+from holdfast.train.saves.checkpoint import Checkpointer
+from holdfast.train.saves.dcp_reader import open_shards
 
 
 def save(
@@ -248,7 +248,7 @@ def test_the_index_names_the_files_of_the_shards(tmp_path: Path) -> None:
 
 
 def test_crc_is_what_the_manifests_are_made_with(tmp_path: Path) -> None:
-    from holdfast.train.tensors import checksum
+    from holdfast.train.saves.tensors import checksum
 
     crc32c = checksum()
     assert crc32c is not None

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from holdfast.shards import Image, Plan
-from holdfast.train import device_copies
-from holdfast.train.device_copies import DeviceCopies
-from holdfast.train.tensors import over, spec_of
+from holdfast.train.saves import device_copies
+from holdfast.train.saves.device_copies import DeviceCopies
+from holdfast.train.saves.tensors import over, spec_of
 
 
 class Source(torch.Tensor):

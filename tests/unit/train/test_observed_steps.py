@@ -20,10 +20,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from holdfast.domain import worker
 from holdfast.domain.notes import ObservedStepsNote, parse
-from holdfast.train import observed_steps
 from holdfast.train.channels import Notes
-from holdfast.train.ddp_waits import DDPWaits
-from holdfast.train.observed_steps import BLOCK_S, StepObserver
+from holdfast.train.observing import observed_steps
+from holdfast.train.observing.ddp_waits import DDPWaits
+from holdfast.train.observing.observed_steps import BLOCK_S, StepObserver
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.train.state import apply, collect, disassemble
+from holdfast.train.saves.state import apply, collect, disassemble
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ import torch
 
 import holdfast.train as hf
 from holdfast.domain.errors import InvalidSpec
-from holdfast.train import preparation
+from holdfast.train.warm import preparation
 
 calls: list[str] = []
 
@@ -96,7 +96,7 @@ def test_a_function_that_no_template_can_import_is_refused(monkeypatch: pytest.M
 def test_a_function_that_takes_too_long_is_named_and_its_process_ends(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ndef prepare():\n    while True:\n        time.sleep(60)\n")
     code = (
-        "from holdfast.train import preparation\n"
+        "from holdfast.train.warm import preparation\n"
         "preparation.call('slow:prepare', lambda reason: print(reason, flush=True), timeout_s=0.3)\n"
         "print('went on', flush=True)\n"
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.train.channels import Notes
-from holdfast.train.replica_check import ReplicaCheck, comparable_parameters, digest, word_sum
+from holdfast.train.observing.replica_check import ReplicaCheck, comparable_parameters, digest, word_sum
 
 
 class Said:

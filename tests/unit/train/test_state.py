@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec
-from holdfast.train.state import apply, collect, disassemble
+from holdfast.train.saves.state import apply, collect, disassemble
 
 DTYPES = (
     torch.float32,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.train import title
+from holdfast.train.warm import title
 
 # The file alone: the package imports torch.
 IMPORT = f"""

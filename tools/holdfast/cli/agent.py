@@ -16,9 +16,9 @@ from holdfast.cli import joining
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.hosts import host_and_port
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX, pool_name
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
-from holdfast.runtime.invitation import Invitation
-from holdfast.runtime.tls import CA, CERT, KEY
+from holdfast.runtime.trust.enrolled import DIRECTORY, Enrolled, Joined
+from holdfast.runtime.trust.invitation import Invitation
+from holdfast.runtime.trust.tls import CA, CERT, KEY
 
 AGENT_DIRECTORY = Path("/var/lib/holdfast")
 MEMORY_DIRECTORY = Path("/dev/shm/holdfast")

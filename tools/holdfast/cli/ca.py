@@ -11,9 +11,9 @@ import typer
 
 from holdfast.cli.tables import AsJson, console, show_list
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.authority import CA_DIR, CRL, ENROLMENT, Authority, Record
 from holdfast.runtime.files import write_private, write_whole
-from holdfast.runtime.identities import Identity, Role, parse_local
+from holdfast.runtime.trust.authority import CA_DIR, CRL, ENROLMENT, Authority, Record
+from holdfast.runtime.trust.identities import Identity, Role, parse_local
 
 DIRECTORY = Path("~/.local/state/holdfast/ca")
 DAYS, CA_DAYS, ENROLMENT_DAYS, DAYS_MAX = 30, 3650, 365, 36500

@@ -30,7 +30,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.hosts import PORT_MAX, is_loopback
-from holdfast.runtime.api_trust import API_CA, Trust, answers_with_tls
+from holdfast.runtime.trust.api_trust import API_CA, Trust, answers_with_tls
 
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"

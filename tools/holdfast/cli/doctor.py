@@ -34,8 +34,8 @@ from holdfast.domain.hosts import is_loopback
 from holdfast.domain.words import plural
 from holdfast.log.durability import without_password
 from holdfast.plugins import Group
-from holdfast.runtime.api_certificate import API_CERT
-from holdfast.runtime.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of, read_pem
+from holdfast.runtime.trust.api_certificate import API_CERT
+from holdfast.runtime.trust.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of, read_pem
 from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 

@@ -9,9 +9,9 @@ import typer
 
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.api_trust import API_CA, Trust
 from holdfast.runtime.probe import SCHEMES, TIMEOUT_S, known, probe
-from holdfast.runtime.tls import CA, CERT, KEY, Tls
+from holdfast.runtime.trust.api_trust import API_CA, Trust
+from holdfast.runtime.trust.tls import CA, CERT, KEY, Tls
 
 
 def register(app: typer.Typer) -> None:

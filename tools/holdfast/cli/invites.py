@@ -13,7 +13,7 @@ from holdfast.cli.local_runs import api_url
 from holdfast.cli.tables import Api, AsJson, Row, console, show_list
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.hosts import is_loopback
-from holdfast.runtime.invitation import Invitation, digest, new_token
+from holdfast.runtime.trust.invitation import Invitation, digest, new_token
 
 COLUMNS = ("id", "node", "state", "uses", "joined", "expires_at", "by")
 WILDCARDS = ("0.0.0.0", "::")

@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
-from holdfast.runtime.api_trust import API_CA, Trust
-from holdfast.runtime.enrolled import DIRECTORY, Enrolled, Joined
-from holdfast.runtime.identities import Identity
-from holdfast.runtime.invitation import Invitation, fingerprint, new_request, node_identity
 from holdfast.runtime.private import make_private
-from holdfast.runtime.tls import CERT, lifetime_of, own_identities, read_pem
+from holdfast.runtime.trust.api_trust import API_CA, Trust
+from holdfast.runtime.trust.enrolled import DIRECTORY, Enrolled, Joined
+from holdfast.runtime.trust.identities import Identity
+from holdfast.runtime.trust.invitation import Invitation, fingerprint, new_request, node_identity
+from holdfast.runtime.trust.tls import CERT, lifetime_of, own_identities, read_pem
 
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 10.0, 60.0
 ANSWER_BYTES_MAX = 1 << 20

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from holdfast.runtime.survivors import Survivor
+from holdfast.runtime.processes.survivors import Survivor
 
 STOP_TIMEOUT_S = 15.0
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from holdfast.cli.connection import ENV_TOKEN
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import oidc, oidc_keys
-from holdfast.runtime.api_certificate import API_CERT, API_KEY, API_TLS
-from holdfast.runtime.api_tokens import TOKENS_FILE
-from holdfast.runtime.api_trust import API_CA
-from holdfast.runtime.authority import CA_DIR
-from holdfast.runtime.identities import SPIFFE
-from holdfast.runtime.revocation import CRL
-from holdfast.runtime.tls import CA, CERT, IDENTITIES, KEY, Tls
+from holdfast.runtime.trust import oidc, oidc_keys
+from holdfast.runtime.trust.api_certificate import API_CERT, API_KEY, API_TLS
+from holdfast.runtime.trust.api_tokens import TOKENS_FILE
+from holdfast.runtime.trust.api_trust import API_CA
+from holdfast.runtime.trust.authority import CA_DIR
+from holdfast.runtime.trust.identities import SPIFFE
+from holdfast.runtime.trust.revocation import CRL
+from holdfast.runtime.trust.tls import CA, CERT, IDENTITIES, KEY, Tls
 
 NODE_CERTIFICATE_S = "HOLDFAST_NODE_CERTIFICATE_S"
 TLS_FILES = (CERT, KEY, CA)

@@ -53,10 +53,10 @@ from holdfast.cli.stack_services import Services
 from holdfast.cli.tending import Part, Tender
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.log.embedded import EmbeddedRedis
-from holdfast.runtime.children import tied
-from holdfast.runtime.fleet import JOIN_TOKEN_FILE
 from holdfast.runtime.private import close_to_others, let_pass, make_passable
-from holdfast.runtime.survivors import noted
+from holdfast.runtime.processes.children import tied
+from holdfast.runtime.processes.survivors import noted
+from holdfast.runtime.trust.fleet import JOIN_TOKEN_FILE
 
 REDIS_START_TIMEOUT_S = 60.0  # includes loading its data
 

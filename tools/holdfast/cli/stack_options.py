@@ -13,10 +13,10 @@ from holdfast.cli import protection
 from holdfast.cli.connection import ENV_API, ENV_LOCAL_API_PORT, ENV_TOKEN, ENV_TOKEN_FILE
 from holdfast.cli.secret_file import secret_in
 from holdfast.cli.stack_record import SERVICES
-from holdfast.runtime.api_tokens import TOKENS_FILE
-from holdfast.runtime.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
-from holdfast.runtime.oidc import ISSUER
-from holdfast.runtime.oidc import SETTINGS as OIDC_SETTINGS
+from holdfast.runtime.trust.api_tokens import TOKENS_FILE
+from holdfast.runtime.trust.fleet import JOIN_OPTIONAL, JOIN_TOKEN, JOIN_TOKEN_FILE
+from holdfast.runtime.trust.oidc import ISSUER
+from holdfast.runtime.trust.oidc import SETTINGS as OIDC_SETTINGS
 
 NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
 # Settings that the command itself reads, or that belong to other commands.

@@ -1,7 +1,7 @@
 """The record of a stack, with which the next stack of the same directory takes it over if its starter was killed.
 
 <directory>/stack.json                 how it was started, the name of the directory, memory tiers, where services listen
-<directory>/<service>/<service>.pid    of each process, written by itself (`holdfast.runtime.survivors`)
+<directory>/<service>/<service>.pid    of each process, written by itself (`holdfast.runtime.processes.survivors`)
 <directory>/nodes/<node>/agent.pid
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.files import write_whole
-from holdfast.runtime.survivors import Survivor, find
+from holdfast.runtime.processes.survivors import Survivor, find
 
 FILE = "stack.json"
 SERVICES = ("diagnostics", "supervisor")

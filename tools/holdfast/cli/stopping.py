@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 
 
 class StopRequest:

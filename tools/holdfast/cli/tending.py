@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from holdfast.cli.processes import is_stopped, kill_tree
 from holdfast.domain.errors import HoldfastError
-from holdfast.runtime.survivors import UNKNOWN_EXIT
+from holdfast.runtime.processes.survivors import UNKNOWN_EXIT
 
 DELAY_S_FIRST = 1.0
 DELAY_S_MAX = 30.0

@@ -14,8 +14,8 @@ import typer
 
 from holdfast.cli.tables import AsJson, console, show_list
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.api_tokens import TOKENS_FILE, ApiRole, ApiToken, added, read_tokens_file, text_of, without
 from holdfast.runtime.files import write_private
+from holdfast.runtime.trust.api_tokens import TOKENS_FILE, ApiRole, ApiToken, added, read_tokens_file, text_of, without
 
 DAYS_MAX = 3650
 DAY_S = 86_400

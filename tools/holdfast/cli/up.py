@@ -24,9 +24,9 @@ from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
 from holdfast.cli.terminal import Terminal
 from holdfast.domain.hosts import PORT_MAX
-from holdfast.runtime.api_trust import API_CA
-from holdfast.runtime.tls import CA
-from holdfast.runtime.training_user import training_user
+from holdfast.runtime.processes.training_user import training_user
+from holdfast.runtime.trust.api_trust import API_CA
+from holdfast.runtime.trust.tls import CA
 
 CONTROL_PORT = 8471
 DIAGNOSTICS_PORT = 8472

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from holdfast.agent.admission import Admission, Record
+from holdfast.agent.connection.admission import Admission, Record
+from holdfast.agent.connection.ledger import ANSWERS_MAX, Ledger
+from holdfast.agent.connection.reports import Reports
 from holdfast.agent.generations import Generations, Preparation
-from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.outcome import FailedTests, Outcome, answer_of
-from holdfast.agent.reports import Reports
 from holdfast.domain import orders
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded

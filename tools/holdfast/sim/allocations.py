@@ -12,7 +12,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
-from holdfast.supervisor.core.lifecycle import Suspended
+from holdfast.supervisor.core.model.lifecycle import Suspended
 from holdfast.supervisor.protocol import Command, GenerationChanged, GenerationStage, Publish
 
 ALLOCATIONS_FROM, ALLOCATIONS_TO = 800_000, 900_000  # the seeds of these worlds

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-from holdfast.agent.admission import Admission
+from holdfast.agent.connection.admission import Admission
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve

@@ -24,7 +24,7 @@ from holdfast.sim.suspects import SuspectPromises
 from holdfast.sim.truth import Truth
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
-from holdfast.supervisor.core.recipes import EXHAUSTED_MAX
+from holdfast.supervisor.core.incidents.recipes import EXHAUSTED_MAX
 from holdfast.supervisor.protocol import (
     Command,
     Event,

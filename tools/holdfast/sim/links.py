@@ -18,7 +18,7 @@ from holdfast.domain.links import LinkMeasured
 from holdfast.domain.orders import CheckLink
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Node, State
-from holdfast.supervisor.core.holddown import Cure
+from holdfast.supervisor.core.rules.holddown import Cure
 from holdfast.supervisor.link_rules import LinkRules
 from holdfast.supervisor.protocol import (
     Command,

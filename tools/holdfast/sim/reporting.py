@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from holdfast.agent.reports import Numbered
+from holdfast.agent.connection.reports import Numbered
 from holdfast.domain import inventories
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Hello, Inventory, RanksStepping, Report, WorkersChanged

@@ -13,7 +13,7 @@ from holdfast.domain.orders import RebootNode
 from holdfast.runtime.steady_clock import DRIFT_MAX
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Node, State
-from holdfast.supervisor.core.holddown import own
+from holdfast.supervisor.core.rules.holddown import own
 from holdfast.supervisor.protocol import (
     Command,
     Event,

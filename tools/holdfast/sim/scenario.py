@@ -35,7 +35,7 @@ from holdfast.sim.truth import Truth
 from holdfast.sim.watched import Step
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, Job, State, step
-from holdfast.supervisor.core.interval import STEPS_UNMEASURED
+from holdfast.supervisor.core.rules.interval import STEPS_UNMEASURED
 from holdfast.supervisor.offender_rules import OffenderRules
 from holdfast.supervisor.protocol import (
     JobPhase,

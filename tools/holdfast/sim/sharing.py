@@ -15,7 +15,7 @@ from holdfast.domain.incidents import LOAN, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import Config, Job, Node, State
-from holdfast.supervisor.core.lifecycle import Pending, Running, Suspended, Waiting
+from holdfast.supervisor.core.model.lifecycle import Pending, Running, Suspended, Waiting
 from holdfast.supervisor.protocol import (
     Command,
     Event,

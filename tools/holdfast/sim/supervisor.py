@@ -34,9 +34,9 @@ from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, as_sends, step, view
-from holdfast.supervisor.core.indexing import index_of
-from holdfast.supervisor.core.job_needs import reconcile
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.handling.job_needs import reconcile
+from holdfast.supervisor.core.model.indexing import index_of
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input, Intake
 from holdfast.supervisor.published import OperationDone

@@ -14,7 +14,7 @@ from itertools import chain, repeat
 from math import nan
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.agent.outbox import Outbox
+from holdfast.agent.connection.outbox import Outbox
 from holdfast.domain.collectives import CollectiveRows, StallSnapshot, compact
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import Prepare

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-import holdfast.runtime.quiet_grpc  # noqa: F401
-from holdfast.agent.restart import Restart
+import holdfast.runtime.rpc.quiet_grpc  # noqa: F401
+from holdfast.agent.host.restart import Restart
 from holdfast.agent.service import serve
 from holdfast.agent.settings import AgentSettings
 from holdfast.runtime.service import EXIT_OK, Farewell, main

@@ -18,7 +18,7 @@ import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
 from holdfast.runtime.private import close_to_others, make_passable, make_private
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 
 log = structlog.get_logger("holdfast.agent.directory")
 

@@ -30,7 +30,7 @@ from holdfast.domain.orders import Order
 from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
 from holdfast.domain.tracing import TraceContext
-from holdfast.runtime import telemetry
+from holdfast.runtime.telling import telemetry
 
 T = TypeVar("T")
 

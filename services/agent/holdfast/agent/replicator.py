@@ -32,9 +32,9 @@ from holdfast.domain.replication import (
 )
 from holdfast.domain.tiers import DURABLE
 from holdfast.runtime import freeze
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.children import Child, running, spawn
-from holdfast.runtime.grpc_channel import cancellable, open_channel
+from holdfast.runtime.processes.children import Child, running, spawn
+from holdfast.runtime.rpc.backoff import Backoff
+from holdfast.runtime.rpc.grpc_channel import cancellable, open_channel
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
 from holdfast.wire import links as wire_links

@@ -31,38 +31,39 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from holdfast.agent import preflight, preflight_checks, tracing
-from holdfast.agent.active_ports import ActivePorts
-from holdfast.agent.certificate import CertificateRenewal
+from holdfast.agent import tracing
+from holdfast.agent.checks import preflight, preflight_checks
+from holdfast.agent.checks.active_ports import ActivePorts
+from holdfast.agent.checks.link_tests import LinkTests
+from holdfast.agent.checks.suspect_tests import SuspectTests
 from holdfast.agent.collectors import infiniband, nvml, nvrx
 from holdfast.agent.collectors.maintenance import metadata_url
 from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.collectors.registry import build_all
-from holdfast.agent.descriptors import Descriptors
+from holdfast.agent.connection.certificate import CertificateRenewal
+from holdfast.agent.connection.executor import Executor
+from holdfast.agent.connection.ledger import Ledger
+from holdfast.agent.connection.log_reads import LogReads
+from holdfast.agent.connection.outbox import Outbox
+from holdfast.agent.connection.reports import Reports
+from holdfast.agent.connection.session import Session
+from holdfast.agent.connection.uplink import Uplink
 from holdfast.agent.directory import MARK, claimed
-from holdfast.agent.executor import Executor
-from holdfast.agent.faults import Faults
-from holdfast.agent.gpu_devices import GpuDevices
-from holdfast.agent.gpu_meters import GpuMeters
-from holdfast.agent.gpu_reset import GpuResets
-from holdfast.agent.gpu_states import GpuStates
-from holdfast.agent.leaving import Leaving
-from holdfast.agent.ledger import Ledger
-from holdfast.agent.link_tests import LinkTests
-from holdfast.agent.log_reads import LogReads
-from holdfast.agent.machine import boot_id, machine_id
+from holdfast.agent.gpus.gpu_devices import GpuDevices
+from holdfast.agent.gpus.gpu_meters import GpuMeters
+from holdfast.agent.gpus.gpu_reset import GpuResets
+from holdfast.agent.gpus.gpu_states import GpuStates
+from holdfast.agent.host.descriptors import Descriptors
+from holdfast.agent.host.leaving import Leaving
+from holdfast.agent.host.machine import boot_id, machine_id
+from holdfast.agent.host.reboot import Reboots
+from holdfast.agent.host.restart import Restart, Restarts
+from holdfast.agent.injection.faults import Faults
 from holdfast.agent.node import Node
-from holdfast.agent.outbox import Outbox
 from holdfast.agent.outcome import Outcome
 from holdfast.agent.rank_measurements import RankMeasurements
-from holdfast.agent.reboot import Reboots
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
-from holdfast.agent.reports import Reports
-from holdfast.agent.restart import Restart, Restarts
-from holdfast.agent.session import Session
 from holdfast.agent.settings import AgentSettings
-from holdfast.agent.suspect_tests import SuspectTests
-from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers import apart
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
@@ -71,12 +72,13 @@ from holdfast.domain.nodes import Check, NodeFacts, ServiceVersions
 from holdfast.domain.orders import Hello, Order, Prepare, PrepareTemplate, Report
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NicSample, NodeSignal
-from holdfast.runtime import freeze, metrics, ready, telemetry
-from holdfast.runtime.expiry import OwnExpiry
-from holdfast.runtime.identities import Role
-from holdfast.runtime.invitation import node_identity
+from holdfast.runtime import freeze, ready
+from holdfast.runtime.processes.training_user import TrainingUser, training_user
 from holdfast.runtime.service import Farewell, guarded
-from holdfast.runtime.training_user import TrainingUser, training_user
+from holdfast.runtime.telling import metrics, telemetry
+from holdfast.runtime.trust.expiry import OwnExpiry
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.invitation import node_identity
 from holdfast.wire.control import encode_beat
 
 log = structlog.get_logger("holdfast.agent")

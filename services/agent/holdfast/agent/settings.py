@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from holdfast.agent.collectors.maintenance import AUTO
-from holdfast.agent.faults import MachineFaultRules
-from holdfast.agent.gpu_reset import ResetRules
-from holdfast.agent.machine import BOOT_ID, PRODUCT_UUID
+from holdfast.agent.gpus.gpu_reset import ResetRules
+from holdfast.agent.host.machine import BOOT_ID, PRODUCT_UUID
+from holdfast.agent.injection.faults import MachineFaultRules
 from holdfast.agent.workers.log_limit import LOG_BYTES_MAX, LOG_BYTES_MIN
 from holdfast.domain.faults import LOSS_PERCENT_MAX, LOSS_PERCENT_MIN, OFFSET_S_MAX
 from holdfast.domain.hosts import host_and_port

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from holdfast.domain import spans
 from holdfast.domain.signals import KernelLine, NodeSignal, WorkerExited
-from holdfast.runtime import telemetry
+from holdfast.runtime.telling import telemetry
 
 
 def begun(signal: NodeSignal) -> NodeSignal:

@@ -44,7 +44,7 @@ from holdfast.replicator.view import (
     View,
     what,
 )
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from holdfast.replicator.view import Complete, CopyToDisk, Delete, Discard, FreeImages, Push, Step, Survey, Upload
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 
 PAUSE_MAX_S = 5.0
 ARCHIVE_PAUSE_MAX_S = 30.0  # checkpoints in the object store are minutes apart, and requests cost money

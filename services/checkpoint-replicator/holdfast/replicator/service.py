@@ -40,11 +40,11 @@ from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
-from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.identities import Role
 from holdfast.runtime.private import make_private
 from holdfast.runtime.ready import announce
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.service import guarded
+from holdfast.runtime.trust.identities import Role
 from holdfast.shards import Manifest
 from holdfast.v1 import replicator_pb2_grpc as rpc
 

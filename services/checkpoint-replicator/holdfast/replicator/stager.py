@@ -37,7 +37,8 @@ from holdfast.replicator.tiers.part import Arriving
 from holdfast.replicator.transport.client import Away, Client
 from holdfast.replicator.view import Held, Tier
 from holdfast.replicator.wanted import Wanted
-from holdfast.runtime import freeze, telemetry
+from holdfast.runtime import freeze
+from holdfast.runtime.telling import telemetry
 
 ARRIVING_POLL_S = 0.02
 AWAY_S = 12.0  # longer than an agent waits before it reports that its replicator is unavailable

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from holdfast.domain.replication import Trouble, TroubleKind
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 
 TROUBLES_MAX = 16  # per job
 REASON_CHARS_MAX = 500

@@ -1,6 +1,6 @@
 """`python -m holdfast.diagnostics`."""
 
-import holdfast.runtime.quiet_grpc  # noqa: F401
+import holdfast.runtime.rpc.quiet_grpc  # noqa: F401
 from holdfast.diagnostics.service import serve
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.runtime.service import main

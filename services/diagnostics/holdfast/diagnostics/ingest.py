@@ -22,9 +22,9 @@ from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.ticks import NodeStream, Receipt, Replaced
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
-from holdfast.runtime.authorization import Caller
-from holdfast.runtime.grpc_access import caller
-from holdfast.runtime.grpc_server import write_whole
+from holdfast.runtime.rpc.grpc_access import caller
+from holdfast.runtime.rpc.grpc_server import write_whole
+from holdfast.runtime.trust.authorization import Caller
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
 from holdfast.wire.telemetry import decode_tick

@@ -23,7 +23,7 @@ from holdfast.diagnostics.ticks import (
 from holdfast.domain import spans
 from holdfast.domain.signals import Tick
 from holdfast.domain.tracing import trace_id_of
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 
 log = structlog.get_logger("holdfast.diagnostics.intake")
 

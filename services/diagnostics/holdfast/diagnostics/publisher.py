@@ -19,7 +19,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.log.names import FINDINGS, STEPS
 from holdfast.log.protocol import Entry, EventLog
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.wire.events import finding_entry, step_entries
 
 _BATCH_MAX = 256

@@ -19,13 +19,14 @@ from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.log.protocol import EventLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime import freeze, metrics, telemetry
+from holdfast.runtime import freeze
 from holdfast.runtime.garbage import collect_seldom
-from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.identities import Role
 from holdfast.runtime.ready import announce
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.service import guarded
 from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.runtime.telling import metrics, telemetry
+from holdfast.runtime.trust.identities import Role
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
 
 log = structlog.get_logger("holdfast.diagnostics")

@@ -1,6 +1,6 @@
 """`python -m holdfast.supervisor`."""
 
-import holdfast.runtime.quiet_grpc  # noqa: F401
+import holdfast.runtime.rpc.quiet_grpc  # noqa: F401
 from holdfast.runtime.service import main
 from holdfast.supervisor.service import serve
 from holdfast.supervisor.settings import SupervisorSettings

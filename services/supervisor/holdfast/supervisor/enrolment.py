@@ -16,12 +16,12 @@ import structlog
 from anyio import to_thread
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec
-from holdfast.runtime.authority import CA_DIR, CRL, Authority
-from holdfast.runtime.fleet import Membership
-from holdfast.runtime.grpc_access import caller
-from holdfast.runtime.identities import Identity
-from holdfast.runtime.invitation import node_identity, requested_key
-from holdfast.runtime.tls import CA, CERT, Tls, read_pem
+from holdfast.runtime.rpc.grpc_access import caller
+from holdfast.runtime.trust.authority import CA_DIR, CRL, Authority
+from holdfast.runtime.trust.fleet import Membership
+from holdfast.runtime.trust.identities import Identity
+from holdfast.runtime.trust.invitation import node_identity, requested_key
+from holdfast.runtime.trust.tls import CA, CERT, Tls, read_pem
 from holdfast.v1 import enrolment_pb2 as pb
 from holdfast.v1 import enrolment_pb2_grpc as pb_grpc
 

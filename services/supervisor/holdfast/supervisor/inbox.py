@@ -18,7 +18,7 @@ import structlog
 from holdfast.domain.errors import Unavailable
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import Entry, EventLog
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.protocol import NodeGone, NodeReported
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records

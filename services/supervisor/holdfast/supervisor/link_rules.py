@@ -1,4 +1,4 @@
-"""Settings for network tests between nodes without ranks (core/link_tests.py)."""
+"""Settings for network tests between nodes without ranks (core/repair/link_tests.py)."""
 
 from __future__ import annotations
 

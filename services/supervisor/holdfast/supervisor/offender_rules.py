@@ -1,4 +1,4 @@
-"""Settings for nodes that fail repeatedly (core/offenders.py): when they are quarantined, and how spares compare."""
+"""Settings for nodes that fail repeatedly (core/rules/offenders.py): when they are quarantined, and how spares compare."""
 
 from __future__ import annotations
 

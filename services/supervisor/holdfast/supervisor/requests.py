@@ -20,9 +20,9 @@ from holdfast.supervisor.core import (
     check_notice,
     check_pruning,
     check_submission,
-    invites,
 )
-from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.fleet import invites
+from holdfast.supervisor.core.model.job import Job
 from holdfast.supervisor.protocol import (
     AgentRestartRequested,
     BreakerResetRequested,

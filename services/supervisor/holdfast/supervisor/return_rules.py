@@ -1,5 +1,5 @@
-"""Settings for nodes that failed: when they may have ranks again (core/holddown.py), and when another machine is requested
-(core/replacements.py)."""
+"""Settings for nodes that failed: when they may have ranks again (core/rules/holddown.py), and when another machine is
+requested (core/repair/replacements.py)."""
 
 from __future__ import annotations
 

@@ -17,14 +17,15 @@ from holdfast.domain.errors import Unavailable
 from holdfast.kubernetes.bridge import Bridge
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime import freeze, telemetry
-from holdfast.runtime.api_tokens import TOKENS_FILE, TokensFile
+from holdfast.runtime import freeze
 from holdfast.runtime.garbage import collect_seldom
-from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.identities import Role
-from holdfast.runtime.oidc import ISSUER
 from holdfast.runtime.ready import announce
+from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.service import guarded
+from holdfast.runtime.telling import telemetry
+from holdfast.runtime.trust.api_tokens import TOKENS_FILE, TokensFile
+from holdfast.runtime.trust.identities import Role
+from holdfast.runtime.trust.oidc import ISSUER
 from holdfast.supervisor import providers
 from holdfast.supervisor.agents.control import SERVICE, ControlServicer, add_to_server
 from holdfast.supervisor.alerts import outage

@@ -14,11 +14,11 @@ from holdfast.kubernetes.api import ACCOUNT, IN_CLUSTER, Access
 from holdfast.kubernetes.bridge import Options
 from holdfast.kubernetes.machines import LEAVING_TAINTS, ZONE_LABELS, Rules
 from holdfast.kubernetes.replace import Mark, Replacer
-from holdfast.runtime.api_certificate import ApiCertificate, Use, of_listener
-from holdfast.runtime.api_trust import Trust
-from holdfast.runtime.oidc import OidcRules, OidcTokens
-from holdfast.runtime.oidc_keys import IssuerKeys
 from holdfast.runtime.settings import ServiceSettings
+from holdfast.runtime.trust.api_certificate import ApiCertificate, Use, of_listener
+from holdfast.runtime.trust.api_trust import Trust
+from holdfast.runtime.trust.oidc import OidcRules, OidcTokens
+from holdfast.runtime.trust.oidc_keys import IssuerKeys
 from holdfast.supervisor.alerts.alert import Topic
 from holdfast.supervisor.enrolment import crl_of
 from holdfast.supervisor.fault_rules import LeaderKill, OwnFaultRules, RedisKill

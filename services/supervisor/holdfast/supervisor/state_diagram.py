@@ -1,4 +1,4 @@
-"""Draws the states of a job from the table in core/lifecycle.py into a document.
+"""Draws the states of a job from the table in core/model/lifecycle.py into a document.
 
 `python -m holdfast.supervisor.state_diagram docs/architecture.md` writes the diagram between the two marker lines. `--check`
 writes nothing, and fails if the diagram in the document is not that of the table.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from holdfast.runtime.documents import write_or_check, written_between
-from holdfast.supervisor.core.lifecycle import TRANSITIONS, Cause, Doing
+from holdfast.supervisor.core.model.lifecycle import TRANSITIONS, Cause, Doing
 
 BEGIN, END = "<!-- the states of a job, by make state-diagram -->", "<!-- end of the states of a job -->"
 # Transitions from all states of a group to the same state are drawn once.
@@ -54,7 +54,7 @@ def main() -> int:
         "holdfast.supervisor.state_diagram",
         __doc__,
         drawn_into,
-        "the states of a job in {document} are not those of core/lifecycle.py: run make state-diagram",
+        "the states of a job in {document} are not those of core/model/lifecycle.py: run make state-diagram",
     )
 
 

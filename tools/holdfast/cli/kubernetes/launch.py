@@ -19,7 +19,7 @@ from holdfast.cli.endings import COMPLETED, DO_NOT_RESTART, SIGNALLED, UNAVAILAB
 from holdfast.cli.last_upload import wait_for_upload
 from holdfast.cli.launcher import start_options
 from holdfast.domain.errors import Unavailable
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 
 class LauncherPod:

@@ -36,7 +36,7 @@ from holdfast.cli.kubernetes.submission import (
     check,
 )
 from holdfast.cli.launcher import ENV_LAUNCHER
-from holdfast.runtime.tls import CA as TLS_CA
+from holdfast.runtime.trust.tls import CA as TLS_CA
 
 Manifest = dict[str, Any]
 # instead of Kubernetes' 300, because a spare has the ranks, and the old pod only delays its replacement

@@ -15,7 +15,7 @@ from types import FrameType
 
 from holdfast.cli.endings import SUSPENDED, USAGE_ERROR
 from holdfast.cli.tending import Restarts
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 POLL_S = 0.1
 

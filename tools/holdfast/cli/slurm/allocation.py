@@ -56,8 +56,8 @@ from holdfast.cli.slurm.script import doubts
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import StackOptions
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound
-from holdfast.runtime.children import tied
 from holdfast.runtime.files import write_whole
+from holdfast.runtime.processes.children import tied
 
 CHECK_S = 0.2
 WATCH_S = 10.0  # between two queries of sinfo, and attempts to notify the nodes

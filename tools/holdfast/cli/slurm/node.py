@@ -30,7 +30,7 @@ from types import FrameType
 
 from holdfast.cli.slurm import ending
 from holdfast.cli.tending import Restarts
-from holdfast.runtime.children import tied
+from holdfast.runtime.processes.children import tied
 
 USAGE = 2  # exit code of a service: a wrong setting, or a missing resource such as a port or a file system
 USAGE_MAX = 3  # such exits in a row: a wrong setting would fail again, a missing resource may appear

@@ -23,10 +23,10 @@ import structlog
 from holdfast.agent.collectors.inotify import FileWatch
 from holdfast.agent.collectors.kernel_lines import gpu_named, is_garbled, parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
-from holdfast.agent.gpu_devices import MINOR
+from holdfast.agent.gpus.gpu_devices import MINOR
 from holdfast.domain.signals import KernelLine
 from holdfast.runtime.files import write_whole
-from holdfast.runtime.survivors import BOOT_ID
+from holdfast.runtime.processes.survivors import BOOT_ID
 
 log = structlog.get_logger("holdfast.agent.kernel_log")
 

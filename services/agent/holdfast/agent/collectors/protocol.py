@@ -22,7 +22,7 @@ import structlog
 
 from holdfast.domain.signals import CollectorSilent, NodeSignal
 from holdfast.runtime import freeze
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.collectors")
 

@@ -19,7 +19,7 @@ import structlog
 from holdfast.agent.collectors.protocol import Emit
 from holdfast.domain.signals import CollectorSilent, NodeSignal
 from holdfast.runtime import freeze
-from holdfast.runtime.children import Child, running, spawn
+from holdfast.runtime.processes.children import Child, running, spawn
 
 log = structlog.get_logger("holdfast.agent.reader")
 

@@ -30,9 +30,9 @@ from holdfast.agent.workers.environment import Site
 from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.runtime import freeze
-from holdfast.runtime.children import running, spawn
 from holdfast.runtime.private import make_passable
-from holdfast.runtime.training_user import OPTION, TrainingUser
+from holdfast.runtime.processes.children import running, spawn
+from holdfast.runtime.processes.training_user import OPTION, TrainingUser
 
 log = structlog.get_logger("holdfast.agent.workers")
 

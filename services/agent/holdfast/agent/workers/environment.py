@@ -12,7 +12,7 @@ from holdfast.domain import tracing, worker
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.domain.replication import StagedShard
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.training_user import TrainingUser
 
 ENV_RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"  # as nvidia-resiliency-ext's launcher sets it
 PRIVATE_PREFIX = "HOLDFAST_"  # of the agent's own settings, which workers must not inherit

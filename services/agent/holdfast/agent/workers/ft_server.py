@@ -27,7 +27,7 @@ from holdfast.agent.workers.ft_messages import Authkey, Init, Timeouts
 from holdfast.agent.workers.ft_timeouts import SAFETY_FACTOR, Watch
 from holdfast.agent.workers.procfs import parent_of
 from holdfast.domain.errors import HoldfastError, InvalidSpec, MalformedMessage
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.training_user import TrainingUser
 
 log = structlog.get_logger("holdfast.agent.ft")
 

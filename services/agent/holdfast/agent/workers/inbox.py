@@ -14,7 +14,7 @@ from holdfast.agent.workers.senders import CREDENTIALS, ask_for_credentials, sen
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.notes import Note, parse
 from holdfast.domain.worker import MESSAGE_BYTES_MAX
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.training_user import TrainingUser
 
 BUFFER_BYTES = 4 << 20
 BURST_MAX = 256  # notes taken before other tasks get a turn

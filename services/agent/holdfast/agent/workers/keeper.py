@@ -12,8 +12,8 @@ from anyio.abc import TaskGroup
 
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.domain.errors import HoldfastError, Unavailable
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.training_user import TrainingUser
+from holdfast.runtime.rpc.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.template")
 

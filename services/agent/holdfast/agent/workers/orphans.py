@@ -20,7 +20,7 @@ from holdfast.domain.errors import HoldfastError
 log = structlog.get_logger("holdfast.agent.workers")
 
 PR_SET_CHILD_SUBREAPER = 36
-REAPER = "holdfast-reaper"  # as `holdfast.train.reaper` names itself
+REAPER = "holdfast-reaper"  # as `holdfast.train.warm.reaper` names itself
 ROUNDS_MAX = 100  # the children of killed processes are found in the next round
 ROUND_S = 0.02
 

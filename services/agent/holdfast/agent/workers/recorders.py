@@ -1,4 +1,4 @@
-"""Requests to the worker server that torch runs inside a rank (`holdfast.train.recorder`): HTTP on a Unix socket."""
+"""Requests to the worker server that torch runs inside a rank (`holdfast.train.observing.recorder`): HTTP on a Unix socket."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import anyio.to_thread
 from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.domain.job import EnvSource
 from holdfast.runtime import freeze
-from holdfast.runtime.children import running, spawn
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.children import running, spawn
+from holdfast.runtime.processes.training_user import TrainingUser
 
 VALUE_BYTES_MAX = 32 << 10
 TIMEOUT_S = 10.0

@@ -5,7 +5,7 @@ their flight recorders are queried once a second for their counters, which show 
 third of the job's `floor_s` if that is less, all available evidence is sent to diagnostics: the recorders' rows and, for each
 process, where it waits in the kernel, whether its interpreter lock is held, and its innermost frames.
 
-The recorder is queried through torch's worker server (`holdfast.train.recorder`), whose C++ threads answer while the
+The recorder is queried through torch's worker server (`holdfast.train.observing.recorder`), whose C++ threads answer while the
 interpreter lock is held. A request for the Python stack through the same server is answered only when the lock is free, which
 is how a held lock is detected. The stack then requires py-spy."""
 

@@ -21,8 +21,8 @@ from holdfast.agent.workers.logs import last_words, open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.runtime import freeze
-from holdfast.runtime.children import Child, spawn
-from holdfast.runtime.training_user import TrainingUser
+from holdfast.runtime.processes.children import Child, spawn
+from holdfast.runtime.processes.training_user import TrainingUser
 
 log = structlog.get_logger("holdfast.agent.template")
 
@@ -277,7 +277,7 @@ def _spawn(
                 json.dump(content, file)
         return spawn(
             "template",
-            [sys.executable, "-m", "holdfast.train.template"],
+            [sys.executable, "-m", "holdfast.train.warm.template"],
             env={
                 **environment,
                 **dict(key.env),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.agent.workers.generation import LocalGeneration
 from holdfast.domain import spans
-from holdfast.runtime import telemetry
+from holdfast.runtime.telling import telemetry
 
 
 def stepped(generation: LocalGeneration, at: float) -> None:

@@ -30,7 +30,7 @@ from holdfast.replicator.transport.sealed import encrypted
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.wanted import Wanted
 from holdfast.runtime.freeze import Laps
-from holdfast.runtime.tls import CA, CERT, KEY
+from holdfast.runtime.trust.tls import CA, CERT, KEY
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")

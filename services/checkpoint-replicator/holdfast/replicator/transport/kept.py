@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from holdfast.domain.generations import ShardSource
 from holdfast.replicator.transport.line import Line
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 
 IDLE_S = 10.0  # of a client's connection
 SERVER_IDLE_S = 15.0  # longer, so that the client closes first

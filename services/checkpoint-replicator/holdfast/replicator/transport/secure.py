@@ -24,11 +24,11 @@ from weakref import WeakKeyDictionary
 
 from holdfast.domain.errors import InvalidSpec, OtherRole, Unavailable
 from holdfast.replicator.transport.sealed import ALPN, encrypted, sealed_by_client, sealed_by_server
-from holdfast.runtime.identities import ANY_NAME, Role
-from holdfast.runtime.peer_certificate import examined, with_files
-from holdfast.runtime.readable import readable
-from holdfast.runtime.renewal import renewed
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.processes.readable import readable
+from holdfast.runtime.trust.identities import ANY_NAME, Role
+from holdfast.runtime.trust.peer_certificate import examined, with_files
+from holdfast.runtime.trust.renewal import renewed
+from holdfast.runtime.trust.tls import Tls
 
 MODE = "HOLDFAST_REPLICATOR_TLS"
 PLAIN_WAIT_S = 0.25  # for the first byte of a client that may not speak TLS

@@ -36,7 +36,7 @@ from holdfast.replicator.transport.links import LINK, LinkDoor
 from holdfast.replicator.transport.secure import Secure
 from holdfast.replicator.transport.strangers import Strangers
 from holdfast.replicator.view import Held, Tier
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 from holdfast.shards import Manifest
 
 PIECE_BYTES_MAX = 64 << 20  # in memory at a time, per connection

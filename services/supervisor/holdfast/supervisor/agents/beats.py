@@ -17,7 +17,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import RanksStarted, Start, StepReached
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.binding import has_stepped_there
-from holdfast.supervisor.core.lifecycle import Starting
+from holdfast.supervisor.core.model.lifecycle import Starting
 from holdfast.supervisor.core.progress import SECOND_WITNESS_S, has_stepped
 from holdfast.supervisor.protocol import StartsSeen
 

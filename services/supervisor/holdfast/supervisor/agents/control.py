@@ -18,9 +18,9 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.domain.nodes import PEERS, NodeFacts
 from holdfast.domain.orders import Hello, Tested
-from holdfast.runtime.grpc_access import caller
-from holdfast.runtime.grpc_server import write_whole
-from holdfast.runtime.refusal_log import RefusalLog
+from holdfast.runtime.rpc.grpc_access import caller
+from holdfast.runtime.rpc.grpc_server import write_whole
+from holdfast.runtime.telling.refusal_log import RefusalLog
 from holdfast.supervisor.agents.sessions import AgentSession, Outgoing, Refused, Sessions
 from holdfast.supervisor.protocol import node_reported
 from holdfast.v1 import control_pb2 as pb

@@ -16,7 +16,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
 from holdfast.log.names import ALERTS_GROUP, EVENTS
 from holdfast.log.protocol import EventLog
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.alerts.alert import Alert, Topic, alert_of, held_back
 from holdfast.supervisor.alerts.targets import Notifier
 from holdfast.supervisor.published import Published

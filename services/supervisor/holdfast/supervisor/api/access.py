@@ -22,8 +22,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.domain.errors import Unavailable
-from holdfast.runtime import oidc
-from holdfast.runtime.api_tokens import ApiRole
+from holdfast.runtime.trust import oidc
+from holdfast.runtime.trust.api_tokens import ApiRole
 from holdfast.supervisor.api.backend import Backend, Identity, Principal, Serving
 from holdfast.supervisor.api.problems import RESPONSES, Forbidden, Unauthorized
 

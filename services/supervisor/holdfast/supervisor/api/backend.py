@@ -23,8 +23,8 @@ from holdfast.kubernetes.bridge import Sight
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.plugins import POLICY_PREFIX
-from holdfast.runtime.api_tokens import ApiRole, TokensFile
-from holdfast.runtime.oidc import OidcTokens
+from holdfast.runtime.trust.api_tokens import ApiRole, TokensFile
+from holdfast.runtime.trust.oidc import OidcTokens
 from holdfast.supervisor.agents.rank_measuring import RankMeasuring
 from holdfast.supervisor.alerts.sender import Alerts
 from holdfast.supervisor.api import audit

@@ -17,16 +17,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
-from holdfast.runtime.api_tokens import ApiRole
-from holdfast.runtime.authority import CA_DIR
-from holdfast.runtime.invitation import CSR_BYTES_MAX, NODE_CHARS_MAX, digest, fingerprint, node_identity
+from holdfast.runtime.trust.api_tokens import ApiRole
+from holdfast.runtime.trust.authority import CA_DIR
+from holdfast.runtime.trust.invitation import CSR_BYTES_MAX, NODE_CHARS_MAX, digest, fingerprint, node_identity
 from holdfast.supervisor.api import models
 from holdfast.supervisor.api.access import Asking, guarded
 from holdfast.supervisor.api.backend import Backend, Commands, Located, Principal, Serving
 from holdfast.supervisor.api.models import Model
 from holdfast.supervisor.api.problems import RESPONSES, Forbidden
 from holdfast.supervisor.core import Invite as Known
-from holdfast.supervisor.core.invites import TTL_S_MAX, USES_MAX, state_of
+from holdfast.supervisor.core.fleet.invites import TTL_S_MAX, USES_MAX, state_of
 from holdfast.supervisor.enrolment import Enrolment
 from holdfast.supervisor.protocol import InviteMade, InviteRevoked, InviteUsed
 

@@ -11,7 +11,7 @@ import anyio
 from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.log.names import EVENTS
 from holdfast.log.protocol import Delivery, EventLog
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.published import PolicyAsked
 
 WAIT_S = 5.0

@@ -11,10 +11,10 @@ from holdfast.supervisor.api import fleet_models as models
 from holdfast.supervisor.api import incident_views, job_views, node_views
 from holdfast.supervisor.api.models import Breaker
 from holdfast.supervisor.core import State
-from holdfast.supervisor.core.catalogue import saved_steps
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.offenders import rate_per_day
-from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.rules.offenders import rate_per_day
+from holdfast.supervisor.core.saves.catalogue import saved_steps
 from holdfast.supervisor.history import goodput, time_classes
 from holdfast.supervisor.history.accounts import Account
 from holdfast.supervisor.history.protocol import Run, Series

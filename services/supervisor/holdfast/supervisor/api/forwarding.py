@@ -27,8 +27,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.domain.errors import InvalidSpec, Unavailable
-from holdfast.runtime.api_trust import Trust
 from holdfast.runtime.files import state_of
+from holdfast.runtime.trust.api_trust import Trust
 from holdfast.supervisor.api import problems
 from holdfast.supervisor.api.problems import NotLeading
 from holdfast.supervisor.published import LeaderChanged

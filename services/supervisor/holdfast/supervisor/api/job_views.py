@@ -11,19 +11,11 @@ from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import job_models
 from holdfast.supervisor.api.incident_views import incident
 from holdfast.supervisor.api.node_views import NO_LEADER
-from holdfast.supervisor.core import (
-    SavedStep,
-    State,
-    holders,
-    reserved_nodes,
-    saved_steps,
-    unwritten,
-    waits_for,
-)
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Failed, Suspended
+from holdfast.supervisor.core import SavedStep, State, holders, reserved_nodes, saved_steps, unwritten, waits_for
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.lifecycle import Failed, Suspended
 from holdfast.supervisor.core.progress import start_patience_s
-from holdfast.supervisor.core.wording import listed, moment
+from holdfast.supervisor.core.rules.wording import listed, moment
 from holdfast.supervisor.history.time_classes import BADPUT, Class, Ledger
 from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobPhase, PolicyChanged

@@ -19,7 +19,7 @@ from holdfast.supervisor.api import bodies, job_models, job_views, models
 from holdfast.supervisor.api.access import Asking, guarded, require_own
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
-from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.model.job import Job
 from holdfast.supervisor.history import ledger
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import (

@@ -9,12 +9,12 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.supervisor.api import node_models
 from holdfast.supervisor.api.incident_views import incident
-from holdfast.supervisor.core import returns
-from holdfast.supervisor.core.links import LinkTest
-from holdfast.supervisor.core.nodes import unknown_job
-from holdfast.supervisor.core.offenders import rate_per_day, score
-from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.wording import moment
+from holdfast.supervisor.core.fleet import returns
+from holdfast.supervisor.core.fleet.nodes import unknown_job
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.rules.links import LinkTest
+from holdfast.supervisor.core.rules.offenders import rate_per_day, score
+from holdfast.supervisor.core.rules.wording import moment
 from holdfast.supervisor.picture import Picture
 
 NO_LEADER = "no supervisor leads, so this is the state"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast.runtime.api_tokens import ApiRole
+from holdfast.runtime.trust.api_tokens import ApiRole
 from holdfast.supervisor.api.access import guarded
 from holdfast.supervisor.api.backend import Serving
 from holdfast.supervisor.api.models import Model

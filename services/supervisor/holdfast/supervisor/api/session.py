@@ -30,8 +30,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import oidc
-from holdfast.runtime.api_tokens import PREFIX, ApiRole
+from holdfast.runtime.trust import oidc
+from holdfast.runtime.trust.api_tokens import PREFIX, ApiRole
 from holdfast.supervisor.api import problems
 from holdfast.supervisor.api.access import identified
 from holdfast.supervisor.api.backend import Backend, Serving

@@ -9,33 +9,18 @@ the state. `LeaderStarted` issues all of them again. Agents execute an order onc
 
     finding ──► incident ──► question to the policy ──► decision ──► PREPARE ──► START ──► every rank steps: RUNNING
 
-    sessions.py   control sessions of agents                  state.py    the values
-    node_reports.py  their reports; binding.py  … are accepted only from the node that they are about
-    findings.py   findings → incidents                        present.py  what is true now, while events are folded
-    decisions.py  incidents → decisions                       turn.py     the next state, and the commands
-    change.py     begins a generation change                  views.py    the state as policies, planner and API see it
-    handover.py   … from PREPARE to the first steps           breaker.py  the circuit breaker of the fleet
-    change_failures.py  … and what goes wrong meanwhile
-    planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
-    jobs.py       submission, progress, end                   job_needs.py  reconciliation: uses nodes that became free
-    saved.py      which saved steps are known                 pacing.py   how often to save
-    reports.py    which tiers a checkpoint has reached        catalogue.py saved steps, as the API lists them
-    notices.py    maintenance notices
-    spares.py     free nodes, and which job may take them     loans.py    replicas lent by jobs of lower priority
-    shortage.py   which nodes a job waits for, in words
-    recipes.py    the rungs of a recipe, one after the other
-    resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for such a reset
-    returns.py    nodes that return after a fault took them out of service; holddown.py  the rules for it
-    reboots.py    … whose machines must be booted; replacements.py  machines that do not return
-    link_tests.py network tests between nodes without ranks; links.py  what their results say about each node
-    final_upload.py   the last checkpoint of a completed job
-    retention.py  the newest saved step that every node must keep
-    fault_requests.py  injected faults                        operator_requests.py  cordon, repaired, change of a policy
-    pruning.py    saved steps that an operator deletes
-    earlier.py    saved steps of earlier submissions of a name, and the one that a new submission continues from
-    reconcile.py  compares the workers that run with those that should   presence.py  ranks without a worker
-    ordered_saves.py  saves on which all ranks agree first    wording.py   lists in messages
-    standing_warnings.py  conditions that slow a running job or may end it; step_times.py  their cost
+    sessions.py    control sessions of agents; node_reports.py  their reports, which binding.py accepts only from the node
+                   that they are about; operator_requests.py, fault_requests.py  what people ask for
+    handling/      findings, decisions, a job from submission to end, and what runs compared with what should run
+    changes/       from one generation of a job to the next
+    repair/        nodes that fail
+    saves/         saved steps; progress.py  the steps that generations have reached
+    incidents/     incidents, and what a policy sees of them
+    fleet/         nodes, and who is free
+    model/         the state as values, and the turn that changes it
+    rules/         rules that need no state
+
+Each room uses those below it, and none above.
 
 The core acts on no single witness, does nothing when in doubt, and gives the reason in every record.
 """
@@ -48,52 +33,36 @@ from typing import Any, assert_never
 
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor import timers
-from holdfast.supervisor.core import (
-    breaker,
-    capacity,
-    change,
+from holdfast.supervisor.core import fault_requests, node_reports, operator_requests, progress, sessions
+from holdfast.supervisor.core.changes import change, final_upload, handover, loans, planned
+from holdfast.supervisor.core.fault_requests import check as check_fault
+from holdfast.supervisor.core.fleet import breaker, invites, nodes, returns
+from holdfast.supervisor.core.handling import (
     change_failures,
     decisions,
-    fault_requests,
-    final_upload,
     findings,
-    handover,
-    invites,
     job_needs,
     jobs,
-    link_tests,
-    loans,
-    node_reports,
-    nodes,
     notices,
-    operator_requests,
-    planned,
-    progress,
-    pruning,
-    reboots,
-    recipes,
     reconcile,
-    replacements,
-    reports,
     resetting,
-    retention,
-    returns,
-    sessions,
 )
-from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps, unwritten
-from holdfast.supervisor.core.earlier import check as check_earlier
-from holdfast.supervisor.core.fault_requests import check as check_fault
-from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.link_tests import STANDINGS as LINK_STANDINGS
-from holdfast.supervisor.core.link_tests import standing as link_standing
-from holdfast.supervisor.core.notices import check as check_notice
+from holdfast.supervisor.core.handling.notices import check as check_notice
+from holdfast.supervisor.core.handling.shortage import waits_for
+from holdfast.supervisor.core.incidents import recipes
+from holdfast.supervisor.core.incidents.views import check_submission, reserved_nodes, view
+from holdfast.supervisor.core.model.index import By
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.state import Breaker, Config, Invite, Node, State
+from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.core.operator_requests import check_agent_restart
-from holdfast.supervisor.core.pruning import check as check_pruning
-from holdfast.supervisor.core.shortage import waits_for
-from holdfast.supervisor.core.state import Breaker, Config, Invite, Node, State
-from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import check_submission, reserved_nodes, view
+from holdfast.supervisor.core.repair import capacity, link_tests, reboots, replacements
+from holdfast.supervisor.core.repair.link_tests import STANDINGS as LINK_STANDINGS
+from holdfast.supervisor.core.repair.link_tests import standing as link_standing
+from holdfast.supervisor.core.saves import pruning, reports, retention
+from holdfast.supervisor.core.saves.catalogue import SavedStep, holders, saved_steps, unwritten
+from holdfast.supervisor.core.saves.earlier import check as check_earlier
+from holdfast.supervisor.core.saves.pruning import check as check_pruning
 from holdfast.supervisor.protocol import (
     AgentRestartRequested,
     BreakerResetRequested,

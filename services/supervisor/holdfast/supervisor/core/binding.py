@@ -44,10 +44,10 @@ from holdfast.domain.orders import (
     WorkersChanged,
 )
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.wording import listed
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.rules.wording import listed
 from holdfast.supervisor.protocol import NodeReported
 
 NOTED_EVERY_S = 60.0  # per node

@@ -9,9 +9,9 @@ from __future__ import annotations
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.faults import CONTROL_PLANE, INJECT_TIMEOUT_S, FaultKind, require_allowed, require_valid
 from holdfast.domain.orders import Inject, OrderDone
-from holdfast.supervisor.core.earlier import Tables
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.saves.earlier import Tables
 from holdfast.supervisor.protocol import Answer, CauseFault, FaultRequested, JobPhase
 
 

@@ -30,30 +30,15 @@ from holdfast.domain.orders import (
     Tested,
     WorkersChanged,
 )
-from holdfast.supervisor.core import (
-    binding,
-    fault_requests,
-    final_upload,
-    handover,
-    jobs,
-    link_tests,
-    nodes,
-    ordered_saves,
-    planned,
-    progress,
-    reboots,
-    reconcile,
-    reports,
-    resets,
-    resetting,
-    retention,
-    saved,
-    sessions,
-    suspension,
-)
-from holdfast.supervisor.core.present import Unanswered
-from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core import binding, fault_requests, progress, sessions
+from holdfast.supervisor.core.changes import final_upload, handover, planned, suspension
+from holdfast.supervisor.core.fleet import nodes, resets
+from holdfast.supervisor.core.handling import jobs, reconcile, resetting
+from holdfast.supervisor.core.model.present import Unanswered
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import link_tests, reboots
+from holdfast.supervisor.core.saves import ordered_saves, reports, retention, saved
 from holdfast.supervisor.protocol import NodeReported, RenewSession, SendNotification
 
 R = TypeVar("R", bound=Report)

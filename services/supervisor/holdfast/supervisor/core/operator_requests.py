@@ -5,9 +5,11 @@ from __future__ import annotations
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import RestartAgent
-from holdfast.supervisor.core import job_needs, nodes, notices, reboots, replacements, resets, returns
-from holdfast.supervisor.core.state import State
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.fleet import nodes, resets, returns
+from holdfast.supervisor.core.handling import job_needs, notices
+from holdfast.supervisor.core.model.state import State
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import reboots, replacements
 from holdfast.supervisor.protocol import (
     AgentRestartRequested,
     NodeCordonRequested,

@@ -24,8 +24,8 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Attribution
 from holdfast.domain.generations import Generation
 from holdfast.policy import COMMUNICATION, OUTAGES
-from holdfast.supervisor.core.job import Job, JobProgress
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.model.job import Job, JobProgress
+from holdfast.supervisor.core.model.turn import Turn
 
 # Until a job has stepped for the first time, nobody knows how long its start takes: it may index its data, or compile.
 # nvidia-resiliency-ext waits as long by default (`initial_rank_heartbeat_timeout`).

@@ -14,26 +14,15 @@ from holdfast.domain.orders import (
     Stop,
     Tested,
 )
-from holdfast.supervisor.core import (
-    breaker,
-    change_failures,
-    fault_requests,
-    findings,
-    jobs,
-    link_tests,
-    nodes,
-    notices,
-    reboots,
-    reconcile,
-    resets,
-    returns,
-    saved,
-    warmth,
-)
-from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.lifecycle import Stopping
-from holdfast.supervisor.core.state import Node
-from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core import fault_requests
+from holdfast.supervisor.core.fleet import breaker, nodes, resets, returns, warmth
+from holdfast.supervisor.core.handling import change_failures, findings, jobs, notices, reconcile
+from holdfast.supervisor.core.model.index import By
+from holdfast.supervisor.core.model.lifecycle import Stopping
+from holdfast.supervisor.core.model.state import Node
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.core.repair import link_tests, reboots
+from holdfast.supervisor.core.saves import saved
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
 from holdfast.supervisor.timers import LostTimeout, WitnessTimeout
 

@@ -10,7 +10,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Delivery, EventLog
-from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.history.protocol import EventEntry, History
 from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.published import Published

@@ -18,8 +18,8 @@ from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import Lease, LostData
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.refusal_log import Repeats
+from holdfast.runtime.rpc.backoff import Backoff
+from holdfast.runtime.telling.refusal_log import Repeats
 from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.leader.kept import Kept
 from holdfast.supervisor.leader.term import Parts, Term

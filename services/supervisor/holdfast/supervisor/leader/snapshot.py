@@ -22,7 +22,7 @@ from holdfast.domain.generations import Placement, RankRestore, ShardSource
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor.core import Node, State, Written
-from holdfast.supervisor.core.lifecycle import Preparing
+from holdfast.supervisor.core.model.lifecycle import Preparing
 from holdfast.supervisor.leader import upgrades
 from holdfast.supervisor.protocol import Send
 from holdfast.supervisor.timers import Timer

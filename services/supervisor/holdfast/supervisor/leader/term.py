@@ -26,9 +26,9 @@ from holdfast.domain.evolve import evolve
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.garbage import collect_at_rest
-from holdfast.runtime.refusal_log import Repeats
 from holdfast.runtime.service import guarded
 from holdfast.runtime.steady_clock import SteadyClock
+from holdfast.runtime.telling.refusal_log import Repeats
 from holdfast.supervisor import protocol
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.beats import Reported
@@ -36,7 +36,7 @@ from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.alerts.alert import REDIS
 from holdfast.supervisor.core import State, view
-from holdfast.supervisor.core.capacity import lacking
+from holdfast.supervisor.core.repair.capacity import lacking
 from holdfast.supervisor.fault_rules import OwnFaultRules
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.inbox import InboxWriter

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from holdfast.domain import old_evidence
-from holdfast.supervisor.core.state import heard_in
+from holdfast.supervisor.core.model.state import heard_in
 from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 from holdfast.wire.records import TAG

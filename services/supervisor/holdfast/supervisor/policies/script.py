@@ -22,7 +22,7 @@ from holdfast.domain.job import Param, PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, check
-from holdfast.runtime.readable import readable
+from holdfast.runtime.processes.readable import readable
 from holdfast.supervisor.policies import sandbox
 from holdfast.wire import records
 

@@ -1,4 +1,4 @@
-"""Providers of machines. The leader requests another machine if a node does not return (core/replacements.py decides when).
+"""Providers of machines. The leader requests another machine if a node does not return (when: core/repair/replacements.py).
 
 | `HOLDFAST_PROVIDER` | provider |
 |---|---|

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime import operator_command
+from holdfast.runtime.processes import operator_command
 from holdfast.supervisor.providers.protocol import Machine, MoreNodes
 
 REPLACE = "HOLDFAST_REPLACE_COMMAND"

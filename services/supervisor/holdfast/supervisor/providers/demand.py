@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.domain.words import plural
-from holdfast.supervisor.core.capacity import Lack
+from holdfast.supervisor.core.repair.capacity import Lack
 from holdfast.supervisor.providers.protocol import MoreNodes
 
 EVERY_S_MAX = 21_600.0

@@ -19,11 +19,11 @@ from holdfast.domain.orders import Order, OrderDone, Start
 from holdfast.domain.tiers import STORE
 from holdfast.log.names import SUPERVISOR_GROUP, SUPERVISOR_STREAMS
 from holdfast.log.protocol import EventLog
-from holdfast.runtime import metrics, telemetry
-from holdfast.runtime.telemetry import Point
+from holdfast.runtime.telling import metrics, telemetry
+from holdfast.runtime.telling.telemetry import Point
 from holdfast.supervisor.core import LINK_STANDINGS, link_standing, saved_steps
-from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.state import State
+from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.state import State
 from holdfast.supervisor.history.goodput import account
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run

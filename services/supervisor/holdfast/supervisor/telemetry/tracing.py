@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from holdfast.domain import spans
 from holdfast.domain.incidents import Incident
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telling import metrics, telemetry
 
 _PHASES = ("detect", "decide", "prepare", "start")  # between fault, found, decided, prepared, first step of every rank
 

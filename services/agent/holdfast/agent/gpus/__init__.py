@@ -1,0 +1,1 @@
+"""The GPUs of this node: which there are, their state, and their reset."""

@@ -1,0 +1,1 @@
+"""The machine under the agent: its start, its end, and its limits."""

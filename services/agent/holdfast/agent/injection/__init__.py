@@ -1,0 +1,1 @@
+"""Faults that are injected into this node for a test."""

@@ -1,0 +1,1 @@
+"""Child processes: their start, their user, their output and their end."""

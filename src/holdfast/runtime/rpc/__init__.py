@@ -1,0 +1,1 @@
+"""gRPC: servers and channels with the limits, checks and traces that all services have."""

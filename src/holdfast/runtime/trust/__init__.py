@@ -1,0 +1,1 @@
+"""Who is who: certificates, identities, tokens, and who may call what."""

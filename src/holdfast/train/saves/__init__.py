@@ -1,0 +1,1 @@
+"""The state of one rank as a shard, and back."""
