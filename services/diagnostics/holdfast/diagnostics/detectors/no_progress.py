@@ -1,8 +1,8 @@
 """Detects missing progress of a script that reports no steps: its ranks run, but begin no optimizer step for a long time.
 
 Agents count the optimizer steps of such a script (`holdfast.train.observing.observed_steps`) and report the counts at every
-tick. A hang looks like this, but so does an evaluation, an export or a download, which the script does not announce. The finding
-is therefore a warning with the known facts; the job continues, and its policy decides.
+tick. A hang looks like this, but so does an evaluation, an export or a download, which the script does not announce. The
+finding is therefore a warning with the known facts; the job continues, and its policy decides.
 
 The allowance is `least_s`, or `factor` times the longest pause of this run that ended by itself if that is longer. A generation
 that begins no step at all is reported, too, if an earlier one of the run did: otherwise the script may have no optimizer of
