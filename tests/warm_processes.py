@@ -29,6 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from holdfast.runtime.processes.huge_pages import use_huge_pages
+
 if TYPE_CHECKING:
     from io import TextIOWrapper
 
@@ -37,8 +39,6 @@ DESCRIPTORS_MAX = 4
 DIRECTORY = "TEST_WARM_PROCESSES"  # variable: where the sockets of the processes that fork are
 LISTENER = 3  # descriptor of such a process
 PR_SET_PDEATHSIG = 1
-MADV_COLLAPSE = 25
-HUGE_PAGE_BYTES = 2 << 20
 # Room in the first environment of the process that forks, for what /proc/PID/environ is to show of its forks.
 ROOM, ROOM_BYTES = "TEST_ROOM", 32 << 10
 UNBUFFERED = "PYTHONUNBUFFERED"
@@ -338,19 +338,6 @@ def show_environment(environment: Mapping[str, str]) -> None:
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start)
         memory.write(shown.ljust(end - start, b"\0"))
-
-
-def use_huge_pages() -> None:
-    """Replace the small pages of this process. A fork copies the page table, which has an entry per page: of a process with
-    torch and all services, forking and ending took 30 ms of CPU time, and takes 5. A kernel before Linux 6.1 refuses."""
-    libc = ctypes.CDLL(None)
-    with open("/proc/self/maps") as maps:
-        regions = [line.split() for line in maps]
-    for addresses, access, _, _, _, *name in regions:
-        if access == "rw-p" and name in ([], ["[heap]"]):
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            for page in range(-(-start // HUGE_PAGE_BYTES), end // HUGE_PAGE_BYTES):
-                libc.madvise(ctypes.c_void_p(page * HUGE_PAGE_BYTES), ctypes.c_size_t(HUGE_PAGE_BYTES), MADV_COLLAPSE)
 
 
 def end_at_once(run: Callable[[], object]) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.domain import template as protocol
+from holdfast.runtime.processes.huge_pages import use_huge_pages
 from holdfast.train.observing import imports
 from holdfast.train.warm import preparation
 from holdfast.train.warm.entry import Entry
@@ -91,6 +92,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child then does not write to shared pages
     gc.enable()
+    use_huge_pages()
     if number := os.environ.get(protocol.ENV_LEARNED_FD, ""):
         os.close(int(number))
     serving = Template(channel, Sources(began_at), before)
