@@ -91,6 +91,15 @@ def test_a_supervisor_waits_for_redis_answers_its_probes_and_leads_then(
         assert answer.status_code == 200
 
 
+def test_diagnostics_waits_for_redis_and_serves_then(own_server: RedisServer, tmp_path: Path) -> None:
+    own_server.stop()
+    with started("diagnostics", tmp_path, own_server.url, HOLDFAST_DIAGNOSTICS_LISTEN="127.0.0.1:0") as process:
+        address = own_server.url.removeprefix("redis://").partition("/")[0]
+        until_said(process, tmp_path, "diagnostics", address, "does not answer", "check that it is running")
+        own_server.start()
+        wait_until((tmp_path / "diagnostics.json").exists, description="diagnostics to serve")
+
+
 @pytest.mark.parametrize("module", ["supervisor", "diagnostics"])
 def test_a_redis_that_demands_a_password_is_waited_for(own_server: RedisServer, tmp_path: Path, module: str) -> None:
     settings = dict.fromkeys(

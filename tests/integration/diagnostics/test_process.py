@@ -141,13 +141,6 @@ def test_sigterm_ends_it_at_once_also_with_agents_connected(redis_url: str, tmp_
         assert process.wait(timeout=TIMEOUT_S) == 0
 
 
-def test_a_redis_that_does_not_answer_is_said_clearly(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        assert f"127.0.0.1:{port}" in refused(f"redis://127.0.0.1:{port}/0", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
