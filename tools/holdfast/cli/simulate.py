@@ -35,7 +35,7 @@ def simulate(
         bool,
         typer.Option(
             "--checkpoints",
-            help="With --large: the job saves steps now and then, and recoveries restore them. Takes about ten times as long, "
+            help="With --large: the job saves steps now and then, and recoveries restore them. Takes much longer, "
             "because each node runs its own agent.",
         ),
     ] = False,
