@@ -256,7 +256,7 @@ class Compose:
     def workers(self, service: str) -> int:
         """Worker processes that really run on a node: forks of its template."""
         # The brackets: the shell that asks has this text in its own command line, which must not be counted.
-        script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[h]oldfast.train.template' | wc -l"
+        script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[h]oldfast.train.warm.template' | wc -l"
         return int(self.inside(service, "sh", "-c", script)) - 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+import redis
 from eventlogs import redis_log
 from servers import RedisServer
 from supervising import QUICK, crash, job_body, played_agents, publish, start_supervisor, until_phase
@@ -61,6 +62,8 @@ class CrashingRedis:
 @pytest.mark.parametrize("after", [False, True], ids=["before_the_write", "after_the_write"])
 @pytest.mark.parametrize("moment", WORDS)
 async def test_an_incident_is_handled_once(own_server: RedisServer, tmp_path: Path, moment: str, after: bool) -> None:
+    with redis.Redis.from_url(own_server.url) as operator:  # otherwise a busy disk delays acknowledged writes for seconds
+        operator.config_set("appendfsync", "always")
     crashing = CrashingRedis(own_server)
     async with anyio.create_task_group() as tasks:
         supervisors = [

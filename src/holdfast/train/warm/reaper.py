@@ -36,6 +36,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 NAME: Final = b"holdfast-reaper"
 WORKER_NAME: Final = b"python"
 COMMANDS_MAX: Final = 4
+SEARCHES_MAX: Final = 10
 COMMAND_BYTES_MAX: Final = 200
 _TITLE: Final = "holdfast: "  # of a worker (`title.py`), and of its forks
 _HELPERS: Final = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")  # they end with their parent
@@ -134,6 +135,17 @@ def _follow(worker: int, link: socket.socket) -> None:
 
 def _commands(worker: int) -> list[str]:
     """Return the command lines of processes that a worker has left although it ended well: a daemon may be what trains."""
+    known: set[int] = set()
+    for _ in range(SEARCHES_MAX):
+        family, found = _search(worker)
+        if found or family == known:
+            break
+        known = family  # a process that has ended meanwhile may have started another one, which the list of /proc lacks
+    return found[:COMMANDS_MAX]
+
+
+def _search(worker: int) -> tuple[set[int], list[str]]:
+    """Return the processes below this one, and the command lines of those that are neither the worker nor helpers."""
     found, family = [], {os.getpid()}
     # In this order a parent comes before its children, unless numbers have started again. A daemon's parent may be exiting.
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
@@ -144,7 +156,7 @@ def _commands(worker: int) -> list[str]:
             command = cmdline.read(COMMAND_BYTES_MAX).replace(b"\0", b" ").decode(errors="replace").strip()
             if pid != worker and command and not _HELPERS.search(command):  # a process that exits has no command line
                 found.append("a fork of itself" if command.startswith(_TITLE) else command)
-    return found[:COMMANDS_MAX]
+    return family, found
 
 
 def _end_children() -> None:
