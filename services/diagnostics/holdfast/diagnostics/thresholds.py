@@ -42,9 +42,8 @@ class NumericalThresholds:
     persist_steps: int = 5  # steps in a row without a finite loss; a loss scaler recovers sooner, a broken state never
     quiet_steps: int = 100  # a spike within this many steps of the last spike is not reported
     repeat_s: float = 600.0
-    doubt_s: float = (
-        60.0  # a value that is not a number again within `quiet_steps`: it puts the state in doubt for so long
-    )
+    # A value that is not a number again within `quiet_steps` puts the state in doubt for so long.
+    doubt_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

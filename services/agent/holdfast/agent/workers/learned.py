@@ -78,9 +78,8 @@ class Learned:
         self._uid = os.geteuid() if uid is None else uid
         self._taken: dict[str, Imports] = {}  # by script, the list for which templates were started
         self._read: dict[str, int] = {}  # by script, the time of the file that was read last
-        self._stored_doubts: dict[
-            str, tuple[tuple[int, int], _Doubt | None]
-        ] = {}  # by script, with the version of its file
+        # By script, with the version of its file.
+        self._stored_doubts: dict[str, tuple[tuple[int, int], _Doubt | None]] = {}
 
     def path(self, launch: LaunchSpec) -> Path:
         """Return the file to which a worker of this launch writes its list. Deletes the oldest of too many lists."""
