@@ -25,7 +25,7 @@ class FindingKind(StrEnum):
     HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
     RANKS_MISSING = "ranks_missing"  # reported by the supervisor itself: a generation did not start in time
     HOST_OOM = "host_oom"  # the kernel killed a process because the machine had no memory left
-    KERNEL_STALL = "kernel_stall"  # the kernel reported a soft lockup or a hung task
+    KERNEL_STALL = "kernel_stall"  # the kernel reported a soft lockup, a hung task or an error of its own
     STORAGE_FAULT = "storage_fault"  # a local disk times out, or its file system became read-only
     NETWORK_FAULT = "network_fault"  # an InfiniBand or RoCE port is down or flaps, or its adapter reports a failure
     MAINTENANCE = "maintenance"  # the owner of the machine will take it: the job must leave before

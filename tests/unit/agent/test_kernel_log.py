@@ -110,6 +110,9 @@ FORGED = [
     "mlx5_core a[42]: segfault at 0 ip 0 sp 0 error 4 in health compromised",
     "python[42]: segfault at 0 ip 00007f00 sp 00007ffd error 4 in libx in libnccl.so[7f00+1000]",
     "oom-kill:[42]: segfault at 0 ip 0 sp 0 error 4 in x",
+    "Oops: 0000 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "kernel BUG at ! invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "a 00:00.0: AER:[42]: segfault at 0 ip 0 sp 0 error 4 in device recovery failed",
     # threads and files in other messages
     "INFO: rcu_preempt detected stalls by NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
     'audit: type=1400 comm="NVRM: Xid (PCI:0000:18:00): 79, "',
@@ -128,7 +131,9 @@ FORGED = [
 @pytest.mark.parametrize("text", FORGED)
 def test_words_that_a_program_has_put_into_a_message_are_not_the_kernels(text: str) -> None:
     found = recognise(parse_record(f"3,812,55123,-;{text}").text)
-    assert found is None or (found.event, found.xid) == (KernelEvent.NCCL_SEGFAULT, None), text
+    assert found is None or (found.event in (KernelEvent.NCCL_SEGFAULT, KernelEvent.FILE_SYSTEM) and not found.xid), (
+        text
+    )
     if "libnccl" in text:
         assert found is None
     assert not gpu_named(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -252,6 +253,43 @@ def test_a_doubt_that_is_never_withdrawn_ends() -> None:
     assert fleet.job.restore_limit is not None
     fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 11 + DOUBT_STEPS_MAX + 1, fleet.now, 10, 0.1))
     assert fleet.job.restore_limit is None
+
+
+def test_after_a_lasting_nan_a_loss_that_stays_finite_ends_the_limit() -> None:
+    """A loss scaler may skip more steps than make a NaN a lasting one. A crash days later must not restore the step before."""
+    fleet = fleet_of_three()
+    number = fleet.job.number
+
+    def limited_after(step: int, loss: float | None) -> bool:
+        fleet.fold(StepsCompleted(fleet.now, JOB, number, step, fleet.now, 10, 0.1, loss=loss))
+        return fleet.job.restore_limit is not None
+
+    fleet.step_all(12)
+    fleet.find(FindingKind.NUMERICAL, verified_step="11")
+    last = 20 + DOUBT_STEPS_MAX
+    for step, loss in ((17, math.inf), (18, 2.0), (19, math.nan), (20, 2.0), (last - 1, 2.0), (last + 5, None)):
+        assert limited_after(step, loss), step
+    assert not limited_after(last + 6, 2.0)
+    for rank in range(DP):
+        fleet.hold(rank, 10, 220)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 220
+
+
+@pytest.mark.parametrize("nan_first", [True, False])
+def test_a_finite_loss_does_not_make_a_corrupt_state_right(nan_first: bool) -> None:
+    fleet = fleet_of_three()
+    fleet.step_all(12)
+    for kind in (FindingKind.NUMERICAL, FindingKind.SILENT_CORRUPTION)[:: 1 if nan_first else -1]:
+        fleet.find(kind, verified_step="11" if kind is FindingKind.NUMERICAL else "15", name=kind.value)
+    running = fleet.job.running
+    assert running is not None
+    for step in (20, 21 + DOUBT_STEPS_MAX, 22 + 2 * DOUBT_STEPS_MAX):
+        fleet.fold(StepsCompleted(fleet.now, JOB, running.number, step, fleet.now, 10, 0.1, loss=2.0))
+    assert fleet.job.running is running, "the change has not started yet"
+    assert fleet.job.restore_limit is not None
 
 
 def test_a_step_is_announced_when_its_state_has_given_a_loss() -> None:

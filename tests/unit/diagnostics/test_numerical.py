@@ -141,8 +141,9 @@ def test_a_lasting_nan_is_dated_by_its_first_step() -> None:
 
 
 def doubts(found: list[Finding], steps: int) -> list[int | None]:
-    """For each step from 1, the verified step that the standing warning names after it."""
+    """For each step from 1, the verified step that the standing warning, or the error, names after it."""
     standing, at_step = None, list[int | None]()
+    lasting: int | None = None  # the supervisor judges when it is over
     by_step: dict[int, list[Finding]] = {}
     for finding in found:
         by_step.setdefault(int(finding.evidence["step"]), []).append(finding)
@@ -152,9 +153,11 @@ def doubts(found: list[Finding], steps: int) -> list[int | None]:
                 assert standing is not None
                 assert finding.contradicts == standing.id
                 standing = None
+            elif finding.severity is Severity.ERROR:
+                lasting = finding.verified_step
             elif finding.verified_step is not None:
                 standing = finding
-        at_step.append(None if standing is None else standing.verified_step)
+        at_step.append(lasting if standing is None else standing.verified_step)
     return at_step
 
 

@@ -52,6 +52,7 @@ _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?")
 _NCCL_SEGFAULT = re.compile(
     r".{0,15}\[[0-9]{1,10}\]: segfault at [0-9a-f]{1,16} ip [0-9a-f]{1,16} sp [0-9a-f]{1,16} error [0-9a-f]{1,16} in libnccl"
 )
+_DEVICE = r"[\w-]{1,16} [0-9a-f:.]{7,16}(?: \S{1,16})?: "  # driver and address; after them the name of a network device
 _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (
         KernelEvent.OOM_KILL,
@@ -59,23 +60,48 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     ),
     (
         KernelEvent.SOFT_LOCKUP,
-        re.compile(r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|(?:CPU[0-9]{1,6}: )?Watchdog detected hard LOCKUP)"),
+        re.compile(
+            r"(?:NMI )?(?:watchdog: )?(?:BUG: soft lockup|(?:CPU[0-9]{1,6}: )?Watchdog detected hard LOCKUP)"
+            r"|(?:rcu: )?INFO: rcu_\w{1,16} (?:self-)?detected stalls? on CPU"
+        ),
     ),
     (
         KernelEvent.HUNG_TASK,
         re.compile(r"(?:INFO: )?task .{1,64}:[0-9]{1,10} blocked for more than [0-9]{1,10} seconds"),
     ),
     (
+        KernelEvent.OOPS,
+        re.compile(
+            r"BUG: (?:unable to handle (?:kernel |page )|kernel NULL pointer)|Oops: [0-9a-f]{4} \[#"
+            r"|general protection fault, |kernel BUG at \S{1,255}!"
+            r"|Unable to handle kernel |Internal error: Oops|Kernel panic - not syncing"
+        ),
+    ),
+    (
+        KernelEvent.PCIE,
+        # Not errors that were corrected, and not the non-fatal ones, which healthy machines log as well.
+        re.compile(
+            rf"{_DEVICE}(?:AER: )?(?:PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)|can't recover \("
+            r"|device recovery failed|DPC: containment event"
+            r"|pciehp: Slot\([^)]{1,16}\): (?:Link Down|Card not present)|PCIe link lost)"
+        ),
+    ),
+    (
         KernelEvent.NVME_TIMEOUT,
         # Not "nvme nvme1: Shutdown timeout set to 8 seconds", which a healthy disk logs when it is attached or reset.
         re.compile(
             r"nvme\S{0,32}:? (?!(?:nvme[0-9]{1,6}: )?Shutdown timeout set to )"
-            r".*(?:timeout|controller is down|not ready|Device not responding)"
+            r".*(?:timeout|controller is down|not ready|Device not responding|frozen state error detected"
+            r"|Removing after probe failure)"
         ),
     ),
     (
         KernelEvent.DISK_ERROR,
-        re.compile(r"(?:blk_update_request: )?(?:I/O|critical medium|critical target) error, dev (?:nvme|sd|dm-|md)"),
+        re.compile(
+            r"(?:(?:blk_update|end|print)_req(?:uest|_error): )?(?:I/O|critical medium|critical target) error, dev "
+            r"(?:nvme|sd|dm-|md)|Buffer I/O error on dev(?:ice)? (?:nvme|sd|dm-|md)"
+            r"|nvme\S{1,16}: I/O Cmd\(.{1,160}, I/O Error \(|md/\S{1,32}: Disk failure on "
+        ),
     ),
     (
         KernelEvent.READ_ONLY,
@@ -85,19 +111,37 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
         ),
     ),
     (
+        KernelEvent.FILE_SYSTEM,
+        re.compile(
+            r"EXT4-fs error \(device |Aborting journal on device |BTRFS (?:error|critical) \(device "
+            r"|XFS \([^)]{1,64}\): (?:[Mm]etadata (?:corruption|I/O [Ee]rror|CRC error)|log I/O error|Corruption )"
+        ),
+    ),
+    (
         KernelEvent.MLX5_HEALTH,
         re.compile(
             r"mlx5_\w{1,16} .*(?:health compromised|device's health|poll_health.*(?:[Ff]atal|miss)"
             r"|health recovery flow aborted|firmware internal error|handling bad device)"
         ),
     ),
-    (KernelEvent.MLX5_COMMAND, re.compile(r"mlx5_\w{1,16} .*[Ww]ill cause a leak of a command resource")),
+    (
+        KernelEvent.MLX5_COMMAND,
+        re.compile(r"mlx5_\w{1,16} .*(?:[Ww]ill cause a leak of a command resource|No done completion)"),
+    ),
+    (
+        KernelEvent.ADAPTER_HARDWARE,
+        re.compile(
+            rf"{_DEVICE}(?:Port module event\[error\]: |(?:\w{{1,32}}:[0-9]{{1,6}}:\(pid [0-9]{{1,10}}\): )?"
+            r"(?:Detected insufficient power on the PCIe slot|High temperature on sensors))"
+        ),
+    ),
     (
         KernelEvent.MACHINE_CHECK,
         re.compile(
             r"(?:mce: )?(?:\{[0-9]{1,10}\})?(?:(?:\[Hardware Error\]: )?Machine check events logged"
-            r"|\[Hardware Error\]: (?:.*Machine [Cc]heck|event severity: (?:fatal|recoverable)))"
-            r"|EDAC \w{1,16}: [0-9]{1,10} UE "
+            r"|\[Hardware Error\]: (?:.*Machine [Cc]heck|event severity: (?:fatal|recoverable))"
+            r"|Uncorrected (?:hardware memory )?error)"
+            r"|EDAC (?:\w{1,16} )?\w{1,16}: [0-9]{1,10} UE |Memory failure: 0x[0-9a-f]{1,16}: (?:Sending SIGBUS|[Kk]illing) "
         ),
     ),
     (
@@ -111,7 +155,9 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (
         KernelEvent.ACCELERATOR,
         re.compile(
-            r"amdgpu [0-9a-f:.]{7,16}: (?:amdgpu: )?(?:GPU reset begin!|[0-9]{1,10} uncorrectable hardware errors detected)"
+            r"amdgpu [0-9a-f:.]{7,16}: (?:amdgpu: )?(?:GPU reset begin!|GPU reset\([0-9]{1,6}\) failed|HW Exception by GPU "
+            r"|(?:socket: [0-9]{1,3},? (?:die: [0-9]{1,3},? )?)?[0-9]{1,10} uncorrectable hardware errors detected)"
+            r"|NVRM: (?:GPU [0-9a-fA-F:.]{7,16}: )?(?:RmInitAdapter|rm_init_adapter) failed"
             r"|habanalabs \S{1,16}: (?:hl[0-9]{1,3}: )?Device is going to be hard-reset"
         ),
     ),

@@ -44,7 +44,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         Severity.WARNING,
         "has a CPU that its kernel cannot schedule on",
         _NODE,
-        re.compile(r"(?:CPU#?|on cpu)\s*(\d+)"),
+        re.compile(r"(?:CPU#?|on cpu)(?: \{)?\s*(\d+)"),
     ),
     KernelEvent.HUNG_TASK: _Meaning(
         FindingKind.KERNEL_STALL,
@@ -52,6 +52,19 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         "has a task that has been blocked in the kernel for minutes",
         _NODE,
         re.compile(r"task (\S+?):\d+"),
+    ),
+    KernelEvent.OOPS: _Meaning(
+        FindingKind.KERNEL_STALL,
+        Severity.WARNING,
+        "has a kernel that met an error of its own: what follows on this node cannot be trusted until it is rebooted",
+        _NODE,
+    ),
+    KernelEvent.PCIE: _Meaning(
+        FindingKind.HOST_PRESSURE,
+        Severity.WARNING,
+        "has a device whose PCIe link failed",
+        _NODE,
+        re.compile(_PCI),
     ),
     KernelEvent.NVME_TIMEOUT: _Meaning(
         FindingKind.STORAGE_FAULT,
@@ -65,7 +78,14 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         Severity.WARNING,
         "has a disk on which reads or writes fail",
         (Remedy.WATCH, Remedy.REPLACE_NODE),
-        re.compile(r"dev ([\w-]+)"),
+        re.compile(r"dev(?:ice)? ([\w-]+)|\b(nvme\w+)"),
+    ),
+    KernelEvent.FILE_SYSTEM: _Meaning(
+        FindingKind.STORAGE_FAULT,
+        Severity.WARNING,
+        "has a damaged file system, or one whose disk fails",
+        _NODE,
+        re.compile(r"\((?:device )?([\w-]+)\)|device ([\w-]+)"),
     ),
     KernelEvent.READ_ONLY: _Meaning(
         FindingKind.STORAGE_FAULT,
@@ -88,6 +108,13 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         _NODE,
         re.compile(_PCI),
     ),
+    KernelEvent.ADAPTER_HARDWARE: _Meaning(
+        FindingKind.NETWORK_FAULT,
+        Severity.WARNING,
+        "has a network adapter with a bad cable, too much heat or too little power",
+        (Remedy.WATCH, Remedy.REPLACE_NODE),
+        re.compile(_PCI),
+    ),
     KernelEvent.ADAPTER_STALL: _Meaning(
         FindingKind.NETWORK_FAULT,
         Severity.WARNING,
@@ -107,7 +134,7 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
         Severity.WARNING,
         "has an accelerator that failed or is reset by its driver",
         (Remedy.WATCH, Remedy.REPLACE_NODE),
-        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d|hl\d+)"),
+        re.compile(r"\b([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|hl\d+)"),
     ),
     KernelEvent.MACHINE_CHECK: _Meaning(
         FindingKind.HOST_PRESSURE,

@@ -31,7 +31,7 @@ from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.core.repair import quarantine
 from holdfast.supervisor.core.rules.election import Line, Segment
 from holdfast.supervisor.core.rules.step_times import recorded
-from holdfast.supervisor.core.saves import earlier, ordered_saves, pacing, reports
+from holdfast.supervisor.core.saves import earlier, ordered_saves, pacing, reports, saved
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
@@ -144,6 +144,7 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
         if event.step_s > 0:
             step_times = recorded(job.step_times, job.running.number, turn.at, event.step_s)
             job = turn.put_job(job.name, step_times=step_times) if step_times is not job.step_times else job
+        saved.judge_loss(turn, job, event.step, event.loss)
         job = progress.reached(turn, job.name, event.step)
         pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)

@@ -31,6 +31,7 @@ from holdfast.supervisor.core.rules.step_times import StepTimes
 from holdfast.supervisor.protocol import JobPhase
 
 # A doubt about the state is withdrawn, or becomes an error, within steps. If both messages were lost, it ends with this many.
+# After a loss that stayed NaN, so many steps with a finite loss show that the weights never were.
 DOUBT_STEPS_MAX = 200
 
 
@@ -173,6 +174,8 @@ class Checkpoints:
     sharded: bool | None = None  # whether its checkpoints are sharded over dp; None = unknown
     skipped: tuple[SkippedCheckpoint, ...] = ()
     trusted: Trusted | None = None
+    # `trusted` is due to a loss that stayed NaN. The first step of those in a row that had a finite loss since; 0 = none yet.
+    finite_from: int | None = None
     resumed: StoredStep | None = None  # another submission's checkpoint that this one started from: root of the lineage
     measured: Measured = field(default_factory=Measured)
     interval: Interval | None = None  # None before the first start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from holdfast.domain.runs import ShardRun, shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core import binding
 from holdfast.supervisor.core.model.index import By
-from holdfast.supervisor.core.model.job import Job, SkippedCheckpoint
+from holdfast.supervisor.core.model.job import DOUBT_STEPS_MAX, Job, SkippedCheckpoint
 from holdfast.supervisor.core.model.state import Node
 from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.core.rules.election import (
@@ -378,11 +379,31 @@ def is_unexplained_corruption(incident: Incident) -> bool:
 
 def limit_restore_to_verified(turn: Turn, job: Job, finding: Finding) -> None:
     """The state was corrupted without an error: no step after the last verified one may be restored."""
-    verified = finding.verified_step
+    verified, known = finding.verified_step, job.checkpoints
     if verified is None:
         turn.note(job.name, f"no saved step is distrusted, for the finding names no verified_step: {finding.summary}")
-    elif job.checkpoints.trusted is None or verified < job.checkpoints.trusted.step:
-        turn.put_checkpoints(job.name, trusted=Trusted(verified, finding.summary))
+        return
+    may_end = finding.kind is FindingKind.NUMERICAL and (known.trusted is None or known.finite_from is not None)
+    lower = known.trusted is None or verified < known.trusted.step
+    trusted = Trusted(verified, finding.summary) if lower else known.trusted
+    turn.put_checkpoints(job.name, trusted=trusted, finite_from=0 if may_end else None)
+
+
+def judge_loss(turn: Turn, job: Job, step: int, loss: float | None) -> None:
+    """A loss that stayed NaN for some steps and is finite again for `DOUBT_STEPS_MAX` was not computed from NaN weights: an
+    optimizer does not repair them. All steps may then be restored again, or the next crash would undo the whole run since."""
+    since = job.checkpoints.finite_from
+    if since is None or loss is None:
+        return
+    if not math.isfinite(loss):
+        since = 0
+    elif since == 0:
+        since = step
+    elif step - since >= DOUBT_STEPS_MAX:
+        turn.put_checkpoints(job.name, trusted=None, finite_from=None)
+        turn.note(job.name, f"the loss has been finite since step {since}: later steps may be restored again")
+        return
+    turn.put_checkpoints(job.name, finite_from=since)
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
@@ -436,4 +457,4 @@ def forget_doubts(turn: Turn, name: str) -> None:
     job = turn.jobs[name]
     line = Line(job.checkpoints.lineage)
     stored = tuple(each for each in job.checkpoints.stored if line.holds(each.attempt, each.step) and not each.damage)
-    turn.put_checkpoints(name, skipped=(), trusted=None, stored=stored)
+    turn.put_checkpoints(name, skipped=(), trusted=None, finite_from=None, stored=stored)
