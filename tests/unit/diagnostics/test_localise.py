@@ -45,7 +45,7 @@ def test_the_odd_one_is_named(case: str, size: int) -> None:
     odd, others = ODD[case]
     for culprit in {0, size // 2, size - 1}:
         views = [view(rank, **(odd if rank == culprit else others)) for rank in range(size)]
-        verdict = localise(views)
+        verdict = localise(views, len(views))
         assert (verdict.rank, bool(verdict.reason)) == (culprit, True)
 
 
@@ -79,7 +79,7 @@ def test_the_odd_one_is_named(case: str, size: int) -> None:
     ],
 )
 def test_nobody_is_named_without_evidence(views: list[RankView]) -> None:
-    assert localise(views).rank is None
+    assert localise(views, len(views)).rank is None
 
 
 def test_progress_narrows_and_the_rest_decides() -> None:
@@ -90,7 +90,7 @@ def test_progress_narrows_and_the_rest_decides() -> None:
         view(5, step=7, state="D", state_before="D", cpu=0.0),
         view(4, step=7),
     )
-    assert localise(views).rank == 5
+    assert localise(views, len(views)).rank == 5
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_progress_narrows_and_the_rest_decides() -> None:
 )
 def test_what_the_named_ranks_process_does_is_said(fields: dict[str, object], words: str) -> None:
     absent = Waiting(Standing.ABSENT, (1,), "it has not entered all_reduce #9 of group dp")
-    verdict = localise([view(0), view(1, **fields), view(2)], absent)
+    verdict = localise([view(0), view(1, **fields), view(2)], 3, absent)
     assert verdict.rank == 1
     assert words in verdict.reason
 
@@ -113,8 +113,15 @@ def test_what_the_named_ranks_process_does_is_said(fields: dict[str, object], wo
 def test_collectives_outweigh_what_processes_look_like() -> None:
     """Rank 2 spins alone, as a rank inside NCCL does; the others wait for rank 0."""
     views = [view(0), view(1), view(2, state="R", cpu=0.99)]
-    assert localise(views).rank == 2
-    assert localise(views, Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 0
-    assert localise(views, Waiting(Standing.IN_FLIGHT, (), "the network", (0, 1, 2))).rank is None
+    assert localise(views, len(views)).rank == 2
+    assert localise(views, len(views), Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 0
+    assert localise(views, len(views), Waiting(Standing.IN_FLIGHT, (), "the network", (0, 1, 2))).rank is None
     stopped = [view(0), view(1, state="T"), view(2)]
-    assert localise(stopped, Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 1
+    assert localise(stopped, len(stopped), Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 1
+
+
+def test_a_rank_that_alone_sends_reports_may_wait_for_the_others() -> None:
+    """Seen in a simulated world: the node of rank 0 was lost while the circuit breaker was open."""
+    assert localise([view(1)], 2).rank is None
+    assert localise([view(1)], 1).rank == 1
+    assert localise([view(1, state="T")], 2).rank == 1, "its own state says so"

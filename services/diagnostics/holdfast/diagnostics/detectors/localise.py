@@ -72,12 +72,13 @@ class Diagnosis:
     stopped: bool = False  # by SIGSTOP or a debugger: caused by a person or another program
 
 
-def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Diagnosis:
+def localise(ranks: Sequence[RankView], running: int, waiting: Waiting | None = None) -> Diagnosis:
     """Name the rank that the others wait for, with the reason in English. `ranks` must not be empty.
 
-    `waiting`: the result of the wait-for graph; None if the collectives are not known.
+    `running`: number of ranks that have not ended; those that are not among `ranks` send no reports. `waiting`: the result of
+    the wait-for graph; None if the collectives are not known.
     """
-    diagnosis = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks)
+    diagnosis = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks, running)
     culprit = next((view for view in ranks if view.rank == diagnosis.rank), None)
     doing = "" if culprit is None else _doing(culprit)
     return replace(diagnosis, reason=f"{diagnosis.reason}; {doing}") if doing else diagnosis
@@ -94,10 +95,12 @@ def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Diagnosis
     return Diagnosis(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
 
 
-def _by_process(ranks: Sequence[RankView]) -> Diagnosis:
+def _by_process(ranks: Sequence[RankView], running: int) -> Diagnosis:
     """Rules 3 to 7, for ranks whose collectives are not known."""
-    if len(ranks) == 1:
+    if running == 1:
         return Diagnosis(ranks[0].rank, "it is the only rank", 0.9)
+    if len(ranks) == 1:
+        return Diagnosis(None, f"only rank {ranks[0].rank} sends reports: it may wait for the others", 0.5)
     odd = _odd_interpreter(ranks) or _odd_sleep(ranks)
     if odd is not None:
         return odd

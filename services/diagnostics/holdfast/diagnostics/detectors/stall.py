@@ -40,6 +40,7 @@ class Evidence:
     latest: Mapping[str, RankProgress]
     standing: Mapping[str, StallSnapshot]
     ended: frozenset[int]
+    running: int  # number of ranks that have not ended, with those of which nothing is known
     is_starting: bool  # the script uses `holdfast.train`, and no step has finished in this generation
 
 
@@ -141,7 +142,7 @@ def may_compute(evidence: Evidence, now: float) -> bool:
     use CPU time."""
     views, waiting = _views(evidence, now), _waiting(evidence)
     busy = sum(view.cpu > IDLE for view in views)
-    return waiting is None and 2 * busy > len(views) and localise(views).rank is None
+    return waiting is None and 2 * busy > len(views) and localise(views, evidence.running).rank is None
 
 
 def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -> Finding | None:
@@ -151,7 +152,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     if not views:
         return None
     looked = look(evidence) if rule.look is None else rule.look
-    diagnosis = localise(views, looked.waiting)
+    diagnosis = localise(views, evidence.running, looked.waiting)
     # Two nodes may report the same rank, if the log has lost an earlier run whose generation had the same number.
     named = [view for view in views if view.rank == diagnosis.rank]
     culprit = min(named, key=lambda view: view.state not in GONE, default=None)

@@ -267,5 +267,6 @@ def evidence_of(generation: Watched, stall: Stall) -> Evidence:
         latest,
         generation.standing,
         frozenset(generation.ended),
+        max(generation.generation.world_size, len(generation.generation.node_of)) - len(generation.ended),
         generation.has_reported and generation.steps == 0,
     )
