@@ -84,7 +84,9 @@ def default(incident: Incident, job: JobView) -> Action:
         case FindingKind.SILENT_CORRUPTION:
             return _corruption(incident, job)
         case FindingKind.NUMERICAL:
-            return notify(f"{incident.cause} The run goes on; a restart restores no step after the last finite loss")
+            return notify(
+                f"{incident.cause} The run goes on; until the loss stays finite, a restart restores no step after the last finite one"
+            )
         case k if k == CORDONED:
             return _replace((incident.node,), f"{incident.node} is cordoned", job)
         case k if k == REPAIR:

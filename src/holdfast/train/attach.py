@@ -96,6 +96,10 @@ class _End:
         atexit.register(self._exiting)
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._wiring.made_group and "default process group twice" in str(error):
+            error.add_note(
+                "hf.attach() has made the process group. Call init_process_group before hf.attach(), or pass make_group=False."
+            )
         self._excepthook(kind, error, trace)
         if os.getpid() == self._process:
             self._failed = True

@@ -61,7 +61,7 @@ class Wiring:
         self._check_group()
         self.run: Run | None = None
         self.closed: bool = False
-        self._made_group = False
+        self.made_group = False
         self._formation: Formation | None = None  # of a group whose store one of its ranks serves
         self._ended_well = False
         self._session: Session | None = None
@@ -115,7 +115,7 @@ class Wiring:
         if not dist.is_initialized():
             backend = self.request.backend or ("nccl" if torch.cuda.is_available() else "gloo")
             self._formation = _join(self.environment, backend, self.request.timeout_s)
-            self._made_group = True
+            self.made_group = True
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run; a second call does nothing. `error`: the exception that ends the script; None = a normal end.
@@ -144,7 +144,7 @@ class Wiring:
             return
         if self._formation is not None:
             self._formation.wait_to_leave()
-        if self._made_group and dist.is_initialized():
+        if self.made_group and dist.is_initialized():
             dist.destroy_process_group()
         gloo_threads.wait_until_idle()
 

@@ -103,6 +103,20 @@ def test_a_script_may_make_its_group_later(launched: Path) -> None:
     assert run.mesh.size() == 1
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_second_group_is_refused_with_the_remedy(
+    launched: Path, attached: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sys.excepthook = sys.__excepthook__
+    if not attached:
+        of_the_framework()
+    hf.attach()
+    with pytest.raises(ValueError, match="default process group twice") as refused:
+        of_the_framework()
+    sys.excepthook(ValueError, refused.value, refused.value.__traceback__)
+    assert ("make_group=False" in capfd.readouterr().err) is attached
+
+
 def test_without_an_agent_the_group_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """mpirun and srun set no RANK."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
