@@ -85,7 +85,7 @@ def default(incident: Incident, job: JobView) -> Action:
             return _corruption(incident, job)
         case FindingKind.NUMERICAL:
             return notify(
-                f"{incident.cause} Until it stays finite, a restart restores no step after the last finite loss. The run goes on"
+                f"{incident.cause} The run goes on; until it stays finite, no later step than the last finite one is restored"
             )
         case k if k == CORDONED:
             return _replace((incident.node,), f"{incident.node} is cordoned", job)
