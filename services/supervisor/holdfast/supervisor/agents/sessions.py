@@ -80,7 +80,8 @@ class AgentSession:
         self._first_steps: dict[str, tuple[RanksStepping, float]] = {}
         self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
         self.versions = ServiceVersions()
-        self.clock = OtherClock()
+        self.clock = OtherClock()  # against the time of the leader
+        self.machine_clock = OtherClock()  # against the clock of this machine, which may differ from that time
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
         self._changed = anyio.Event()
@@ -354,9 +355,9 @@ class Sessions:
         return None if cut_at_s is None else anyio.current_time() - cut_at_s
 
     def clock_ahead_s(self, node: str) -> float | None:
-        """How far the clock of the node is ahead of ours; 0.0 = nothing worth a correction, None = it has no session."""
+        """How far the clock of the node is ahead of this machine's; 0.0 = not worth mentioning, None = it has no session."""
         session = self._by_node.get(node)
-        return None if session is None else session.clock.ahead_s
+        return None if session is None else session.machine_clock.ahead_s
 
     def versions_of(self, node: str) -> ServiceVersions:
         """What the node's newest beat says of the services that its agent talks to."""

@@ -92,8 +92,8 @@ class Node(Model):
     clock_ahead_s: Annotated[
         float | None,
         Field(
-            description="how far the clock of its machine is ahead of the leader's, negative = behind; 0 = by less than "
-            f"{TOLERATED_S:g} s; null: its agent is not connected, or not known"
+            description="how far the clock of its machine is ahead of that of the supervisor's, negative = behind; "
+            f"0 = by less than {TOLERATED_S:g} s; null: its agent is not connected, or not known"
         ),
     ] = None
     pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""
