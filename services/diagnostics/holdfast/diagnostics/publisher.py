@@ -101,7 +101,10 @@ class Publisher:
             self._steps_offered = anyio.Event()
             batch = [self._steps.popleft() for _ in range(len(self._steps))]
             batch.sort(key=lambda record: (record.job, record.generation, record.world_size, record.step))
-            await self._append(STEPS, lambda batch=batch: step_entries(batch, self._clock()))
+            await self._append(STEPS, partial(self._entries_of_steps, batch))
+
+    def _entries_of_steps(self, batch: Sequence[StepRecord]) -> list[Entry]:
+        return step_entries(batch, self._clock())
 
     async def _append(self, stream: str, entries: Callable[[], Sequence[Entry]]) -> None:
         """Append `entries()` and retry until the event log accepts them; `entries` is called for each attempt. An attempt with

@@ -68,7 +68,7 @@ class Picture:
     versions_of: Callable[[str], ServiceVersions] = lambda _: ServiceVersions()
     clock_ahead_s: Callable[[str], float | None] = lambda _: (
         None
-    )  # node → how far its clock is ahead of that of the leader's machine
+    )  # node → its clock against that of the leader's machine
     trouble: str = ""  # why no decisions are made, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:
