@@ -12,7 +12,7 @@ from holdfast.domain.clocks import OtherClock
 from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.log.names import EVENTS, LEADER_LEASE, STEPS
-from holdfast.log.protocol import Delivery, EventLog
+from holdfast.log.protocol import Delivery, FencedLog
 from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.history.protocol import EventEntry, History
 from holdfast.supervisor.picture import Progress
@@ -56,7 +56,7 @@ class Troubles:
 class Follower:
     """Two loops for the service's task group. After a full disk or an outage of the event log, they catch up."""
 
-    def __init__(self, event_log: EventLog, history: History, progress: Progress) -> None:
+    def __init__(self, event_log: FencedLog, history: History, progress: Progress) -> None:
         self._log = event_log
         self._history = history
         self._progress = progress
