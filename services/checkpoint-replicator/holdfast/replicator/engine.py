@@ -301,9 +301,10 @@ class Engine:
     async def _drop_deleted(self, job: Job) -> None:
         """Drop the shards that a user has deleted. Otherwise they would be listed, elected for a restore, and retention would
         delete older checkpoints because of them. Files that cannot be looked at are not deleted."""
-        held = {each: manifest for each, manifest in job.held.items() if each.tier is not Tier.IMAGE}
+        files = {Tier.STAGED: self.tiers.staged, Tier.DISK: self.tiers.disk}
+        held = {each: manifest for each, manifest in job.held.items() if each.tier in files}
         deleted = await self.threads.urgent(
-            lambda: [each for each in held if self.tiers[each.tier].is_deleted(job.name, each.key)]
+            lambda: [each for each in held if files[each.tier].is_deleted(job.name, each.key)]
         )
         gone = [each for each in deleted if job.held.get(each) is held[each]]  # neither dropped nor received meanwhile
         for each in gone:
