@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,7 @@ def found(
     behind: str = "",
     ahead_s: Mapping[str, float] = MappingProxyType({}),
     date: str = "",
+    zone_of: Callable[[str], str] = str,
 ) -> list[tuple[str, str, str]]:
     """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it. `versions`: of agents, by node; those of
     nodes named `gone-` are not connected. `services`: versions of what their agents talk to.
@@ -46,6 +47,7 @@ def found(
         if request.url.path == "/v1/nodes":
             items = [
                 {"node": node, "version": version, "connected": not node.startswith("gone-"), **(services or {})}
+                | {"zone": zone_of(node), "state": "lost" if node.startswith("gone-") else "spare"}
                 | ({"clock_ahead_s": ahead_s[node]} if node in ahead_s else {})
                 for node, version in versions.items()
             ]
@@ -105,6 +107,19 @@ def test_services_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -
         ("replicators", "note", "version 0.0.9 on 1 node (n0), the supervisor has 0.1.0"),
     ]
     assert len(found(monkeypatch, None, versions={"n0": "0.1.0"}, services=dict.fromkeys(services, ""))) == 1
+
+
+def test_a_failure_domain_that_is_lost_as_a_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch that fails is twelve incidents, and one cause."""
+
+    def problems(*names: str) -> list[tuple[str, str, str]]:
+        versions = dict.fromkeys(names, "0.1.0")
+        return found(monkeypatch, None, versions=versions, zone_of=lambda name: name.split("-")[1])[1:]
+
+    assert problems("gone-r1-a", "gone-r1-b", "n-r2-a") == [
+        ("nodes", "problem", "all 2 nodes of the failure domain r1 are lost")
+    ]
+    assert problems("gone-r1-a", "n-r1-b", "gone-r2-a") == [], "one of two, and a node that is a domain of its own"
 
 
 def test_clocks_that_differ_are_a_problem_that_names_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,6 +250,7 @@ def _api(url: str) -> Iterator[Check]:
         yield Check("history", "problem", f"incidents are missing: {found}", advice)
     yield from _agents(str(version.get("version", "?")), nodes)
     yield from _clocks(client, nodes)
+    yield from _zones(nodes)
     yield from cluster
 
 
@@ -293,6 +294,19 @@ def _clocks(client: Client, nodes: Iterable[Mapping[str, Any]]) -> Iterator[Chec
     if abs(client.clock_ahead_s) > OWN_CLOCK_S_MAX:
         found = f"that of this machine is {in_words(client.clock_ahead_s)} the supervisor's"
         yield Check("clocks", "problem", found, advice)
+
+
+def _zones(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """Which failure domains of several nodes are lost as a whole. Each node has its incidents; the cause is one."""
+    states = defaultdict[str, list[str]](list)
+    for node in nodes:
+        states[node["zone"]].append(node["state"])
+    for zone, found in sorted(states.items()):
+        if len(found) > 1 and set(found) == {"lost"}:
+            advice = (
+                "look for their common cause, such as a switch or the power; nodes come back when their agents connect"
+            )
+            yield Check("nodes", "problem", f"all {len(found)} nodes of the failure domain {zone} are lost", advice)
 
 
 def _cluster(client: Client) -> Iterator[Check]:
