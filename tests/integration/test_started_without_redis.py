@@ -83,6 +83,14 @@ def test_a_supervisor_waits_for_redis_answers_its_probes_and_leads_then(
             assert answer is not None
             assert answer.status_code == 503
             assert "does not answer" in answer.json()["detail"]
+
+        def commands_say_why() -> bool:
+            refused = health("/v1/nodes")
+            assert refused is not None
+            assert refused.status_code == 503
+            return "check that it is running" in refused.json()["detail"]
+
+        wait_until(commands_say_why, description="the reason in the answers of the API")
         assert not (tmp_path / "supervisor.json").exists(), "it does not serve yet"
         own_server.start()
         wait_until((tmp_path / "supervisor.json").exists, description="the supervisor to lead")

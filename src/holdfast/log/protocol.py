@@ -45,7 +45,7 @@ class Delivery:
     position: str  # the id in the stream, e.g. "1700000000000-0"
     entry: Entry
     deliveries: int = 1
-    age_s: float = 0.0  # seconds since it was appended, by the log's clock; only of subscriptions
+    age_s: float = 0.0  # seconds since it was appended, by the log's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from holdfast.log.protocol import (
 )
 from holdfast.log.redis_server import RedisServer
 from holdfast.log.refusals import Full
-from holdfast.log.subscription import Limits, Subscription, decode
+from holdfast.log.subscription import Limits, Subscription, aged, decode, milliseconds
 from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.runtime.telling.refusal_log import Repeats
 
@@ -159,8 +159,11 @@ class RedisLog:
             block_ms = max(1, round(wait_s * 1000)) if wait_s > 0 else None  # 0 would block indefinitely
             answer = await self._read_once(key, after, count, block_ms)
             deliveries = [each for position, fields in answer if (each := decode(stream, position, fields, 1))]
-            if deliveries or (not answer and block_ms is None):
-                return deliveries
+            if deliveries:
+                now_ms = milliseconds(await self._call(self._redis.time))
+                return [aged(each, now_ms) for each in deliveries]
+            if not answer and block_ms is None:
+                return []
             if answer:  # only undecodable entries; continue after them
                 after = answer[-1][0].decode()
 

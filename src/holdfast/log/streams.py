@@ -121,7 +121,10 @@ class Streams:
         """Return the first `count` entries after `position`, without a group."""
         held = self._streams.get(stream, _Stream())
         numbers = held.after(0 if position == "0" else number_of(position), count)
-        return [Delivery(stream, _position(number), held.entries[number]) for number in numbers]
+        return [
+            Delivery(stream, _position(number), held.entries[number], age_s=self._age_s(held, number))
+            for number in numbers
+        ]
 
     def last_position(self, stream: str) -> str:
         held = self._streams.get(stream)

@@ -188,16 +188,14 @@ class Subscription:
         for position, tries, fields in rows:
             if (delivery := decode(stream, position, fields, tries)) is not None:
                 now_ms = await self._now_ms() if now_ms is None else now_ms
-                age_s = max(0, now_ms - int(position.partition(b"-")[0])) / 1000
-                batch.append(replace(delivery, age_s=age_s))
+                batch.append(aged(delivery, now_ms))
             else:
                 await self._dead_letter(stream, position, fields)
         return batch
 
     async def _now_ms(self) -> int:
         """Return the time of the clock that created the positions, in ms."""
-        seconds, microseconds = await self._call(self._redis.time, delays_s=())
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return milliseconds(await self._call(self._redis.time, delays_s=()))
 
     async def _dead_letter(self, stream: str, position: bytes, fields: Mapping[bytes, bytes]) -> None:
         async def move() -> None:
@@ -228,6 +226,17 @@ class Subscription:
             logger.warning("%s: %s; retrying until it is available", self._what, error)
         self._start_over()
         await self._backoff.sleep()
+
+
+def milliseconds(time: tuple[int, int]) -> int:
+    """Return the answer of TIME in ms."""
+    seconds, microseconds = time
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def aged(delivery: Delivery, now_ms: int) -> Delivery:
+    """Return the delivery with its age. `now_ms`: by the clock that created its position."""
+    return replace(delivery, age_s=max(0, now_ms - int(delivery.position.partition("-")[0])) / 1000)
 
 
 def decode(stream: str, position: bytes, fields: Mapping[bytes, bytes], deliveries: int) -> Delivery | None:

@@ -178,7 +178,7 @@ class AnnouncedMaintenance(_message.Message):
     def __init__(self, source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., at: _Optional[float] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class StepRecords(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s", "flops")
+    __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s", "flops", "published_at")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class StepRecords(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
@@ -199,4 +200,5 @@ class StepRecords(_message.Message):
     loss: _containers.RepeatedScalarFieldContainer[float]
     stall_s: _containers.RepeatedScalarFieldContainer[float]
     flops: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., flops: _Optional[_Iterable[float]] = ...) -> None: ...
+    published_at: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., flops: _Optional[_Iterable[float]] = ..., published_at: _Optional[float] = ...) -> None: ...

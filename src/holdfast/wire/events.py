@@ -58,20 +58,21 @@ def decode_finding(raw: bytes) -> Finding:
     return finding if message.HasField("attribution") else old_evidence.with_fields(finding)
 
 
-def step_entries(records: Iterable[StepRecord]) -> list[Entry]:
-    """Return one entry for each run of records with the same job, generation and world size."""
+def step_entries(records: Iterable[StepRecord], at: float = 0.0) -> list[Entry]:
+    """Return one entry for each run of records with the same job, generation and world size. `at`: now, by the clock of their
+    times; 0 = unknown."""
     batches = [list(batch) for _, batch in groupby(records, _batch_key)]
     return [
         Entry(
             id=f"{batch[0].job}/{batch[0].generation}/{batch[0].step}-{batch[-1].step}",
             type=STEP_RECORDS,
-            data=encode_steps(batch),
+            data=encode_steps(batch, at),
         )
         for batch in batches
     ]
 
 
-def encode_steps(records: Sequence[StepRecord]) -> bytes:
+def encode_steps(records: Sequence[StepRecord], at: float = 0.0) -> bytes:
     """Encode a columnar batch. Raises ValueError if it is empty, or if it mixes jobs, generations or world sizes."""
     keys = {_batch_key(record) for record in records}
     if len(keys) != 1:
@@ -88,6 +89,7 @@ def encode_steps(records: Sequence[StepRecord]) -> bytes:
         loss=[math.nan if record.loss is None else record.loss for record in records],
         stall_s=[record.stall_s for record in records],
         flops=[record.flops for record in records] if any(record.flops for record in records) else (),
+        published_at=at,
     ).SerializeToString()
 
 
@@ -112,6 +114,11 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
         )
         for step, started_at, ended_at, tokens, loss, stall_s, flops in zip(*columns.values(), strict=True)
     ]
+
+
+def decode_published_at(raw: bytes) -> float:
+    """Return when a batch of steps was published, by the clock of its times; 0.0 = unknown. Raises `MalformedMessage`."""
+    return check_time(types.parse(pb.StepRecords, raw).published_at, "steps.published_at")
 
 
 def _batch_key(record: StepRecord) -> tuple[str, int, int]:

@@ -6,6 +6,7 @@ import errno
 import json
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -340,3 +341,32 @@ def test_an_error_of_the_file_system_is_not_its_own_cause(tmp_path: Path) -> Non
         with pytest.raises(kind) as raised, full_is_out_of_space(tmp_path / "shard", 10):
             raise OSError(number, "broken")
         assert raised.value.__cause__ is not raised.value
+
+
+def test_files_that_a_user_deletes_are_no_copies_any_more_and_the_newest_is_copied_again(tmp_path: Path) -> None:
+    """`rm -r` of a job's directory while it trains. What is not there must not be listed, nor elected for a restore."""
+    with nodes(tmp_path, "a") as (a,):
+        a.configure()
+        older = a.wait_for(a.save(images := a.images(), 10), "disk").key
+        newest = a.wait_for(a.save(images, 20), "disk").key
+        a.wait_for(older, "disk")
+        shutil.rmtree(a.disk / JOB / "a1")
+        a.wait_without(older, "disk")
+        wait_until(
+            lambda: (newest, "disk") in a.holdings() and a.shard_file(newest).exists(), description="another copy"
+        )
+        assert require_whole(a.shard_file(newest)) == 20
+        assert "shards deleted by another program" in a.log
+        a.stop()
+        a.start()
+        assert (older, "disk") not in a.holdings()
+
+
+@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.EIO, "input/output error")], ids=repr)
+def test_a_file_that_cannot_be_looked_at_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    tier, key = FileTier("disk", tmp_path), ShardKey(1, 10, 0)
+    assert tier.is_deleted(JOB, key)
+    monkeypatch.setattr(Path, "lstat", lambda _: (_ for _ in ()).throw(error))
+    assert not tier.is_deleted(JOB, key)

@@ -124,6 +124,7 @@ async def test_a_standby_with_another_clock_takes_over_and_nothing_expires(
     ):
         by = second.running
         await begin(first.running)
+        assert [(await node(first.running, each))["clock_ahead_s"] for each in RUNNING] == [0.0, 0.0]
         assert await wall_s(by) - await wall_s(first.running) > AHEAD_S / 2
         epoch = (await by.get("/v1/version"))["epoch"]
         first.process.kill()
@@ -131,6 +132,14 @@ async def test_a_standby_with_another_clock_takes_over_and_nothing_expires(
         await until_phase(by, "gpt", "running")
         await until_timers_have_run(by, ending)
         await nothing_has_expired(by, agents)
+
+        async def named() -> bool:
+            shown = await node(by, RUNNING[0])
+            return (
+                abs((shown["clock_ahead_s"] or 0.0) + AHEAD_S) < 60.0 and "behind the supervisor's" in shown["reason"]
+            )
+
+        await wait_until_async(named, description="the difference of the clocks to be named")
         assert "this machine's clock differs from the time of the previous leader" in second.log.read_text()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,9 +31,15 @@ def found(
     versions: Mapping[str, str] = MappingProxyType({}),
     services: Mapping[str, str] | None = None,
     behind: str = "",
+    ahead_s: Mapping[str, float] = MappingProxyType({}),
+    date: str = "",
+    zone_of: Callable[[str], str] = str,
 ) -> list[tuple[str, str, str]]:
     """`bridge`: what `/v1/kubernetes` answers; None = the supervisor does not know it. `versions`: of agents, by node; those of
-    nodes named `gone-` are not connected. `services`: versions of what their agents talk to."""
+    nodes named `gone-` are not connected. `services`: versions of what their agents talk to.
+    `ahead_s`: of nodes' clocks. `date`: of the answers."""
+    headers = {HISTORY_BEHIND: behind} if behind else {}
+    headers |= {"Date": date} if date else {}
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/version":
@@ -39,11 +47,13 @@ def found(
         if request.url.path == "/v1/nodes":
             items = [
                 {"node": node, "version": version, "connected": not node.startswith("gone-"), **(services or {})}
+                | {"zone": zone_of(node), "state": "lost" if node.startswith("gone-") else "spare"}
+                | ({"clock_ahead_s": ahead_s[node]} if node in ahead_s else {})
                 for node, version in versions.items()
             ]
             return httpx.Response(200, json={"items": items, "next_cursor": None})
         if request.url.path == "/v1/incidents":
-            return httpx.Response(200, json={"items": []}, headers={HISTORY_BEHIND: behind} if behind else {})
+            return httpx.Response(200, json={"items": []}, headers=headers)
         if bridge is None:
             return httpx.Response(
                 404, json={"detail": "Not Found"}, headers={"content-type": "application/problem+json"}
@@ -97,6 +107,33 @@ def test_services_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -
         ("replicators", "note", "version 0.0.9 on 1 node (n0), the supervisor has 0.1.0"),
     ]
     assert len(found(monkeypatch, None, versions={"n0": "0.1.0"}, services=dict.fromkeys(services, ""))) == 1
+
+
+def test_a_failure_domain_that_is_lost_as_a_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch that fails is twelve incidents, and one cause."""
+
+    def problems(*names: str) -> list[tuple[str, str, str]]:
+        versions = dict.fromkeys(names, "0.1.0")
+        return found(monkeypatch, None, versions=versions, zone_of=lambda name: name.split("-")[1])[1:]
+
+    assert problems("gone-r1-a", "gone-r1-b", "n-r2-a") == [
+        ("nodes", "problem", "all 2 nodes of the failure domain r1 are lost")
+    ]
+    assert problems("gone-r1-a", "n-r1-b", "gone-r2-a") == [], "one of two, and a node that is a domain of its own"
+
+
+def test_clocks_that_differ_are_a_problem_that_names_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"n0": "0.1.0", "n1": "0.1.0", "n2": "0.1.0"}
+    off = found(monkeypatch, None, versions=nodes, ahead_s={"n0": 0.0, "n1": -3600.0})
+    assert off[1:] == [("clocks", "problem", "that of n1 is 1 h 0 min behind the supervisor's")]
+    off = found(monkeypatch, None, versions=nodes, ahead_s={"n0": 90.0, "n1": -3600.0, "n2": 60.0})
+    assert off[1][2].endswith(", and those of 2 other nodes differ, too")
+    assert len(found(monkeypatch, None, versions=nodes, ahead_s=dict.fromkeys(nodes, 0.0))) == 1
+    for seconds, problems in ((0.0, 0), (-7200.0, 1), (7200.0, 1)):
+        _, *own = found(monkeypatch, None, date=formatdate(time.time() - seconds, usegmt=True))
+        assert len(own) == problems
+        assert all("that of this machine is 2 h 0 min" in each[2] or "1 h 59 min" in each[2] for each in own)
+    assert len(found(monkeypatch, None, date="no date")) == 1
 
 
 @pytest.mark.parametrize(("version", "level"), [("0.1.0", "ok"), ("0.0.9", "note")])

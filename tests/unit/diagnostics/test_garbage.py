@@ -43,7 +43,7 @@ class WrittenEngine(Engine):
 async def survive(said: list[dict[str, Any]]) -> None:
     engine, fleet = WrittenEngine(detectors.standard(CATALOGUE)), Fleet(nodes=2, ranks_per_node=2)
     now = T0
-    intake = Intake(engine, Publisher(MemoryLog()), clock=lambda: now)
+    intake = Intake(engine, Publisher(MemoryLog(), clock=lambda: now), clock=lambda: now)
     stream = NodeStream()
     await intake.tick(stream, Tick("n0", "a", 1, T0, (dataclasses.replace(fleet.started("n0"), job="j"),)))
     for seq, part in enumerate(said, 2):

@@ -45,11 +45,11 @@ class Context:
 
 async def test_ticks_that_wait_to_be_folded_are_signs_of_life_and_silence_is_none() -> None:
     log = MemoryLog()
-    publisher, backlog = Publisher(log), Backlog()
 
     def clock() -> float:
         return T0 + anyio.current_time()
 
+    publisher, backlog = Publisher(log, clock=clock), Backlog()
     intake = Intake(Engine(detectors.standard(CATALOGUE)), publisher, clock=clock)
     servicer = TelemetryServicer(intake, backlog, publisher, clock=clock)
     context, falls_silent = Context(), anyio.Event()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -23,9 +25,9 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, NodeSignal, Tick
 from holdfast.log.memory import MemoryLog
-from holdfast.log.names import FINDINGS
+from holdfast.log.names import FINDINGS, STEPS
 from holdfast.log.protocol import Entry
-from holdfast.wire.events import decode_finding
+from holdfast.wire.events import decode_finding, decode_published_at, decode_steps
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -49,10 +51,14 @@ class FlakyLog(MemoryLog):
 class Bench:
     def __init__(self, *, findings_max: int = 100) -> None:
         self.log = FlakyLog()
-        self.publisher = Publisher(self.log, findings_max=findings_max)
+        self.publisher = Publisher(self.log, clock=self.clock, findings_max=findings_max)
         engine = Engine(detectors.standard(CATALOGUE))
-        self.intake = Intake(engine, self.publisher, clock=lambda: T0 + anyio.current_time())
+        self.intake = Intake(engine, self.publisher, clock=self.clock)
         self.fleet = Fleet(nodes=3)
+
+    @staticmethod
+    def clock() -> float:
+        return T0 + anyio.current_time()
 
     async def findings(self) -> list[Finding]:
         return [decode_finding(delivery.entry.data) for delivery in await self.log.read(FINDINGS)]
@@ -95,6 +101,42 @@ async def test_findings_survive_a_log_that_is_away_and_one_in_doubt() -> None:
         ids = [finding.id for finding in await bench.findings() if finding.kind is FindingKind.WORKER_CRASH]
         assert len(ids) == 2  # written twice …
         assert len(set(ids)) == 1  # … and known by one id
+
+
+@pytest.mark.parametrize("ahead_s", [{}, {"n0": 3600.0}, {"n0": -3600.0, "n1": 7200.0, "n2": -1e6}], ids=str)
+async def test_the_times_of_steps_are_those_of_diagnostics_whatever_clocks_nodes_have(
+    ahead_s: dict[str, float],
+) -> None:
+    """A step of several nodes has one time, and it is comparable with that of other steps and of events."""
+    async with running(Bench()) as bench:
+        fleet, streams, seqs = bench.fleet, {node: NodeStream() for node in bench.fleet.names}, itertools.count(1)
+
+        async def send(node: str, signal: NodeSignal) -> None:
+            by_node = bench.clock() + ahead_s.get(node, 0.0)
+            await bench.intake.tick(streams[node], Tick(node, "a", next(seqs), by_node, (signal,)))
+
+        for node in fleet.names:
+            await send(node, fleet.started(node))
+        ended_at = []
+        for step in range(1, 4):
+            await anyio.sleep(1.0)
+            ended_at.append(bench.clock())
+            for node in fleet.names:
+                by_node = ended_at[-1] + ahead_s.get(node, 0.0)
+                n = len(ranks := tuple(fleet.ranks_of(node)))
+                columns = replace(fleet.columns(node, ranks), step=(step,) * n, ended_at=(by_node,) * n)
+                await send(node, replace(columns, at=by_node, started_at=(by_node - 0.7,) * n))
+
+        async def published() -> bool:
+            return len(await bench.log.read(STEPS)) > 0 and not bench.publisher._steps
+
+        await wait_until_async(published, description="the steps to be published")
+        batches = [delivery.entry.data for delivery in await bench.log.read(STEPS)]
+        records = [record for batch in batches for record in decode_steps(batch)]
+        assert [record.step for record in records] == [1, 2, 3]
+        assert [record.ended_at for record in records] == pytest.approx(ended_at, abs=0.01)
+        assert [record.ended_at - record.started_at for record in records] == pytest.approx([0.7] * 3, abs=0.01)
+        assert all(ended_at[0] < decode_published_at(batch) <= bench.clock() for batch in batches)
 
 
 async def test_a_full_buffer_holds_back_ticks_and_the_clock_and_drops_nothing() -> None:

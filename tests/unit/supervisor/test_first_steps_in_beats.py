@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 from fleet import JOB, Fleet, job
@@ -79,15 +81,39 @@ def test_what_heartbeats_say_of_a_recovery_stands_in_its_incident() -> None:
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     for node in fleet.nodes():
         fleet.done(node, Prepare)
-    for slot, node in enumerate(fleet.nodes()):
+    reports = [stepping(fleet, slot) for slot in range(3)]
+    fleet.now += 1.0
+    for report, node in zip(reports, fleet.nodes(), strict=True):
         for _ in range(2):
-            beat(fleet, node, stepping(fleet, slot))
+            beat(fleet, node, report)
     fleet.expect(JobPhase.RUNNING)
     closed = next(each.incident for each in fleet.records[::-1] if isinstance(each, IncidentChanged))
     assert closed.closed
-    assert closed.first_step_at == stepping(fleet, 2).at
+    assert closed.first_step_at == reports[2].at
     assert closed.phases_s["first_step"] == 0.9
     assert [share.node for share in closed.shares if share.ranks] == [*fleet.nodes()], "each node once"
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+def test_a_first_step_is_neither_before_its_start_nor_later_than_now_whatever_a_node_says(ahead_s: float) -> None:
+    """The time of a recovery is reported, and the checkpoint interval is computed from it."""
+    fleet = starting()
+    for slot, node in enumerate(fleet.nodes()):
+        beat(fleet, node, stepping(fleet, slot))
+    fleet.now += 60.0
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in fleet.nodes():
+        fleet.done(node, Prepare)
+    begun_at = fleet.now
+    fleet.now += 5.0
+    for slot, node in enumerate(fleet.nodes()):
+        report = stepping(fleet, slot)
+        beat(fleet, node, replace(report, at=report.at + ahead_s) if node == "n1" else report)
+    fleet.expect(JobPhase.RUNNING)
+    closed = next(each.incident for each in fleet.records[::-1] if isinstance(each, IncidentChanged))
+    assert closed.first_step_at is not None
+    assert begun_at <= closed.first_step_at <= fleet.now
+    assert fleet.job.checkpoints.measured.recovery_s < 60.0
 
 
 def test_a_repeated_heartbeat_changes_nothing_and_is_confirmed_again() -> None:
@@ -146,15 +172,35 @@ async def test_a_session_passes_on_what_is_new_and_what_was_not_confirmed_in_tim
     sessions = Sessions(1, InboxWriter(MemoryLog()), anyio.current_time, passed.append)
     session = sessions.open(facts("a"), "peer-1")
     report, later = (RanksStepping(JOB, number, (0,), 1, 5.0) for number in (1, 2))
+
+    def hear(*first_steps: RanksStepping) -> None:
+        sessions.first_steps(session, anyio.current_time(), first_steps)
+
     for _ in range(3):
-        sessions.first_steps(session, (report,))
+        hear(report)
     assert [(each.node, each.seq, each.session, each.report) for each in passed] == [("a", 0, session.number, report)]
     await anyio.sleep(AGAIN_S + 0.1)
-    sessions.first_steps(session, (report,))
-    sessions.first_steps(session, (later,))
-    sessions.first_steps(session, ())
-    sessions.first_steps(session, (later,))
+    hear(report)
+    hear(later)
+    hear()
+    hear(later)
     assert [each.report for each in passed[1:]] == [report, later, later]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+async def test_first_steps_are_passed_on_with_times_of_the_leaders_clock(ahead_s: float) -> None:
+    passed: list[NodeReported] = []
+    sessions = Sessions(1, InboxWriter(MemoryLog()), anyio.current_time, passed.append)
+    session = sessions.open(facts("a"), "peer-1")
+    await anyio.sleep(10.0)
+    for _ in range(2):  # it is repeated as long as it is not confirmed, and that changes nothing of what it says
+        stepped = RanksStepping(JOB, 1, (0,), 1, 7.0 + ahead_s)
+        sessions.first_steps(session, anyio.current_time() + ahead_s, (stepped,))
+    [report] = [each.report for each in passed]
+    assert isinstance(report, RanksStepping)
+    assert report.at == pytest.approx(7.0)
 
 
 @pytest.mark.anyio

@@ -22,7 +22,7 @@ from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeState
 from holdfast.log.memory import MemoryLog
-from holdfast.log.names import EVENTS, STEPS
+from holdfast.log.names import EVENTS, LEADER_LEASE, STEPS
 from holdfast.log.protocol import Entry
 from holdfast.policy import restart
 from holdfast.supervisor.history import sqlite_file
@@ -319,6 +319,36 @@ async def test_a_lost_history_is_rebuilt_from_the_streams(history: SqliteHistory
     assert progress.tokens_per_s("gpt") == pytest.approx(100.0)
     await follow(log, history, Progress(), caught_up)  # from where it ended
     assert len(await history.incidents(job=None, before=None, limit=9)) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+async def test_steps_are_kept_in_the_time_of_the_leaders_whatever_clock_diagnostics_has(
+    history: SqliteHistory, ahead_s: float
+) -> None:
+    """Goodput compares them with events. They are read late, as after an outage of this supervisor."""
+    log, leads_at = MemoryLog(), 100.0
+    await history.add_events(entries(JobAccepted(90.0, "gpt", parse_job(job_body()))), "1-0")
+    lease = await log.acquire(LEADER_LEASE, "a", 60.0)
+    assert lease is not None
+    assert await log.renew(lease, 60.0, leads_at)
+    records = [
+        replace(each, started_at=each.started_at + ahead_s, ended_at=each.ended_at + ahead_s)
+        for each in steps(5, begin=leads_at - 5)
+    ]
+    await log.append(
+        STEPS, *step_entries(records[:3], leads_at + ahead_s), *step_entries(records[3:], leads_at + ahead_s)
+    )
+
+    async def caught_up() -> bool:
+        return (await history.cursors())[1] == "2-0"
+
+    await follow(log, history, Progress(), caught_up)
+    run = await history.run("gpt")
+    assert run is not None
+    booked = run.steps
+    assert [each.step for each in booked] == [1, 2, 3, 4, 5]
+    assert [each.ended_at for each in booked] == pytest.approx([leads_at - 4 + i for i in range(5)], abs=2.0)
+    assert [each.ended_at - each.started_at for each in booked] == pytest.approx([1.0] * 5)
 
 
 async def test_a_history_that_cannot_be_written_catches_up_later(

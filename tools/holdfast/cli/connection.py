@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import Any, NoReturn, Self
 from urllib.parse import quote
@@ -62,6 +63,14 @@ class Answer(dict[str, Any]):
             f"the API has answered without {key!r}, which holdfast {version(DISTRIBUTION)} needs: the supervisor has another "
             "version (`holdfast doctor` prints which); run the command where that version is installed"
         )
+
+
+def _ahead_s(response: httpx.Response) -> float:
+    """How far this machine's clock is ahead of the one that has dated the answer; 0.0 if none has."""
+    try:
+        return time.time() - parsedate_to_datetime(response.headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return 0.0
 
 
 class NoApi(Unavailable):
@@ -126,6 +135,7 @@ class Connection:
         be used."""
         self.url = url.rstrip("/")
         self.history_behind = ""  # why the last answer lacks what has happened since
+        self.clock_ahead_s = 0.0  # of this machine, against the sender of the last answer, to the second
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
         if token is None:
@@ -238,6 +248,7 @@ class Connection:
             raise self._unreachable(error) from error
         self._raise_problem(response)
         self.history_behind = response.headers.get(HISTORY_BEHIND, "")
+        self.clock_ahead_s = _ahead_s(response)
         try:
             answer = response.json(object_hook=Answer)
         except (ValueError, RecursionError) as error:

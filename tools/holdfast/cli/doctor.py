@@ -28,6 +28,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi, Untrusted, default_url
 from holdfast.cli.preflight import redis_risks, redis_version
 from holdfast.cli.terminal import Terminal
+from holdfast.domain.clocks import in_words
 from holdfast.domain.distribution import install_command
 from holdfast.domain.errors import HoldfastError, NotFound, PluginError
 from holdfast.domain.hosts import is_loopback
@@ -40,6 +41,7 @@ from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
+OWN_CLOCK_S_MAX = 5.0  # the API dates its answers to the second
 TEMPORARY_BYTES_MAX = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # of TMPDIR's path
 NODES_NAMED_MAX = 3
 EXPIRY_NOTE_SHARE, EXPIRY_PROBLEM_SHARE = 1 / 3, 1 / 10  # of a certificate's validity, remaining
@@ -247,6 +249,8 @@ def _api(url: str) -> Iterator[Check]:
         found, _, advice = behind.partition("; ")
         yield Check("history", "problem", f"incidents are missing: {found}", advice)
     yield from _agents(str(version.get("version", "?")), nodes)
+    yield from _clocks(client, nodes)
+    yield from _zones(nodes)
     yield from cluster
 
 
@@ -274,6 +278,35 @@ def _agents(version: str, nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]
         named = ", ".join([*names[:NODES_NAMED_MAX], *(["…"] if len(names) > NODES_NAMED_MAX else [])])
         found = f"version {other or '?'} on {plural(len(names), 'node')} ({named}), the supervisor has {version}"
         yield Check(what, "note", found, _FINISH)
+
+
+def _clocks(client: Client, nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """Which machines' clocks differ from the supervisor's. An earlier supervisor does not say those of nodes."""
+    advice = (
+        "check the time service (chrony) there and on the supervisor's machine: certificates and tokens may be refused"
+    )
+    off = {node["node"]: ahead_s for node in nodes if (ahead_s := node.get("clock_ahead_s"))}
+    if off:
+        farthest = max(off, key=lambda name: abs(off[name]))
+        others = f", and those of {plural(len(off) - 1, 'other node')} differ, too" if len(off) > 1 else ""
+        found = f"that of {farthest} is {in_words(off[farthest])} the supervisor's{others}"
+        yield Check("clocks", "problem", found, advice)
+    if abs(client.clock_ahead_s) > OWN_CLOCK_S_MAX:
+        found = f"that of this machine is {in_words(client.clock_ahead_s)} the supervisor's"
+        yield Check("clocks", "problem", found, advice)
+
+
+def _zones(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """Which failure domains of several nodes are lost as a whole. Each node has its incidents; the cause is one."""
+    states = defaultdict[str, list[str]](list)
+    for node in nodes:
+        states[node["zone"]].append(node["state"])
+    for zone, found in sorted(states.items()):
+        if len(found) > 1 and set(found) == {"lost"}:
+            advice = (
+                "look for their common cause, such as a switch or the power; nodes come back when their agents connect"
+            )
+            yield Check("nodes", "problem", f"all {len(found)} nodes of the failure domain {zone} are lost", advice)
 
 
 def _cluster(client: Client) -> Iterator[Check]:

@@ -289,11 +289,28 @@ class Engine:
                 await self._look(name)
 
     async def rescan(self, interval_s: float) -> None:
-        """Find saves whose message was lost, and images that are being overwritten. Never returns."""
+        """Find saves whose message was lost, images that are being overwritten, and files that somebody else has deleted. Never
+        returns."""
         while True:
             for name in sorted({*self.jobs, *await self.threads.urgent(self.tiers.images.jobs)}):
                 await self._look(name)
+            for job in list(self.jobs.values()):
+                await self._drop_deleted(job)
             await anyio.sleep(interval_s)
+
+    async def _drop_deleted(self, job: Job) -> None:
+        """Drop the shards that a user has deleted. Otherwise they would be listed, elected for a restore, and retention would
+        delete older checkpoints because of them. Files that cannot be looked at are not deleted."""
+        files = {Tier.STAGED: self.tiers.staged, Tier.DISK: self.tiers.disk}
+        held = {each: manifest for each, manifest in job.held.items() if each.tier in files}
+        deleted = await self.threads.urgent(
+            lambda: [each for each in held if files[each.tier].is_deleted(job.name, each.key)]
+        )
+        gone = [each for each in deleted if job.held.get(each) is held[each]]  # neither dropped nor received meanwhile
+        for each in gone:
+            self.vanished(job, each)
+        if gone:
+            log.warning("shards deleted by another program", job=job.name, shards=len(gone), first=label(gone[0].key))
 
     async def watch_locks(self, interval_s: float) -> None:
         """Report images that a process keeps locked without a restore, because their workers cannot save into them. Never

@@ -34,11 +34,13 @@ class Publisher:
         self,
         event_log: EventLog,
         *,
+        clock: Callable[[], float],
         findings_max: int = 10_000,
         steps_max: int = 100_000,
         steps_every_s: float = 0.5,
     ) -> None:
         self._log = event_log
+        self._clock = clock  # of the times of the steps, Unix seconds
         self._findings: deque[tuple[float, Finding]] = deque()  # (time of the event loop at `offer`, finding)
         self._findings_max = findings_max
         self._steps: deque[StepRecord] = deque(maxlen=steps_max)
@@ -99,7 +101,10 @@ class Publisher:
             self._steps_offered = anyio.Event()
             batch = [self._steps.popleft() for _ in range(len(self._steps))]
             batch.sort(key=lambda record: (record.job, record.generation, record.world_size, record.step))
-            await self._append(STEPS, partial(step_entries, batch))
+            await self._append(STEPS, partial(self._entries_of_steps, batch))
+
+    def _entries_of_steps(self, batch: Sequence[StepRecord]) -> list[Entry]:
+        return step_entries(batch, self._clock())
 
     async def _append(self, stream: str, entries: Callable[[], Sequence[Entry]]) -> None:
         """Append `entries()` and retry until the event log accepts them; `entries` is called for each attempt. An attempt with

@@ -54,10 +54,10 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
         unwitnessed_grace_s=settings.unwitnessed_grace_s,
         silence_s=settings.silence_s,
     )
-    publisher = Publisher(event_log)
+    clock = SteadyClock()  # the machine's clock may be set
+    publisher = Publisher(event_log, clock=clock)
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
     engine = Engine((*detectors.standard(catalogue, liveness=liveness), *plugged()))
-    clock = SteadyClock()  # the machine's clock may be set
     intake = Intake(engine, publisher, clock=clock)
     backlog = Backlog()
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: backlog.dropped, what="signals")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.seq_window import SeqWindow
+from holdfast.domain.clocks import OtherClock
 from holdfast.domain.construct import constructor_of
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import (
@@ -30,6 +31,7 @@ from holdfast.domain.signals import (
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
+    NodeSignal,
     ObservedSteps,
     RankProgress,
     Signal,
@@ -67,6 +69,7 @@ class NodeStream:
     node: str = ""
     incarnation: str = ""
     seqs: SeqWindow = field(default_factory=SeqWindow)  # of the incarnation, over all its streams
+    clock: OtherClock = field(default_factory=OtherClock)  # of the agent, likewise
     goodbye: bool = False  # the agent's last tick announced that the agent ends on purpose
 
 
@@ -112,12 +115,13 @@ class Ticks:
             self._open(stream, tick, now)
         elif self._streams.get(stream.node) is not stream:
             raise Replaced(f"node {stream.node} has opened another stream")
+        stream.clock.saw(tick.at, now)
         self._fold(_beat(tick.node, now), now)
         impossible: tuple[str, ...] = ()
         if stream.seqs.add(tick.seq):
             signals, impossible = self._plausibility.screen(tick.signals)
             for signal in signals:
-                self._fold(signal, now)
+                self._fold(_in_our_time(signal, stream.clock), now)
         must_hold = not _MUST_HOLD.isdisjoint(map(type, tick.signals))
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
         return _receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0, impossible)
@@ -148,7 +152,7 @@ class Ticks:
         stream.node, stream.incarnation = tick.node, tick.incarnation
         earlier = self._streams.get(tick.node) or self._closed.pop(tick.node, None)
         if earlier is not None and earlier.incarnation == tick.incarnation:
-            stream.seqs = earlier.seqs
+            stream.seqs, stream.clock = earlier.seqs, earlier.clock
         self._streams[tick.node] = stream
         self._fold(NodeConnected(tick.node, now, tick.incarnation), now)
 
@@ -156,6 +160,14 @@ class Ticks:
         if type(signal) not in _ROUTINE:
             self.attentive_until = now + ATTENTION_S
         self._publish(self._engine.fold(signal, now))
+
+
+def _in_our_time(signal: NodeSignal, clock: OtherClock) -> NodeSignal:
+    """Steps are combined over all nodes of a job, and published. Their times therefore become those of our clock."""
+    if not clock.ahead_s or not isinstance(signal, StepColumns | ObservedSteps):
+        return signal
+    started_at, ended_at = tuple(map(clock.ours, signal.started_at)), tuple(map(clock.ours, signal.ended_at))
+    return replace(signal, at=clock.ours(signal.at), started_at=started_at, ended_at=ended_at)
 
 
 def check(stream: NodeStream, tick: Tick) -> None:

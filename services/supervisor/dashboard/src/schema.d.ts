@@ -747,6 +747,7 @@ export interface components {
             /** @default  */
             boot_id: string;
             capacity: number;
+            clock_ahead_s?: number | null;
             connected: boolean;
             /** @default  */
             diagnostics_version: string;
@@ -787,6 +788,7 @@ export interface components {
             /** @default  */
             boot_id: string;
             capacity: number;
+            clock_ahead_s?: number | null;
             connected: boolean;
             /** @default  */
             diagnostics_version: string;

@@ -66,6 +66,9 @@ class Picture:
     telemetry_cut_s: Callable[[str], float | None] | None = None  # node → how long diagnostics acknowledges none of it
     # of the services that a node's agent talks to
     versions_of: Callable[[str], ServiceVersions] = lambda _: ServiceVersions()
+    clock_ahead_s: Callable[[str], float | None] = lambda _: (
+        None
+    )  # node → its clock against that of the leader's machine
     trouble: str = ""  # why no decisions are made, if that is known
 
     def observed(self, job: Job) -> tuple[int, float] | None:

@@ -199,6 +199,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             leads=lambda: leader.picture() is not None,
             leader=history.leader,
             connections=connections,
+            trouble=trouble,
         )
         await stack.enter_async_context(serving(build(backend, forwarding), listener, api_tls))
         # The history contains the answered requests: a leader looks there before it folds a request.

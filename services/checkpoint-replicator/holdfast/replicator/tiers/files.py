@@ -102,6 +102,16 @@ class FileTier:
     def path(self, job: str, key: ShardKey) -> Path:
         return self._directory(job) / shard_path(key)
 
+    def is_deleted(self, job: str, key: ShardKey) -> bool:
+        """Whether the file of a shard is certainly not there."""
+        try:
+            self.path(job, key).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            pass
+        return False
+
     def open(self, job: str, key: ShardKey) -> OpenShard:
         path = self.path(job, key)
         try:

@@ -127,7 +127,8 @@ class ControlServicer(pb_grpc.ControlServicer):
                             telemetry_cut_s=decode_telemetry_cut_s(beat),
                             versions=decode_versions(beat),
                         )
-                        sessions.first_steps(session, decode_first_steps(beat))
+                        session.machine_clock.saw(beat.at, self._clock())
+                        sessions.first_steps(session, beat.at, decode_first_steps(beat))
                     case "log_read":
                         read = message.log_read
                         session.logs.take(read.id, partial(worker_logs.decode_answer, read))

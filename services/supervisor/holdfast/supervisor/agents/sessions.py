@@ -12,7 +12,9 @@ import anyio
 import grpc
 import structlog
 
+from holdfast.domain.clocks import OtherClock
 from holdfast.domain.errors import HoldfastError, NotFound
+from holdfast.domain.evolve import evolve
 from holdfast.domain.gpus import GpuState
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, ServiceVersions
 from holdfast.domain.orders import FirstStepsRecorded, Order, RanksStarted, RanksStepping, StepReached
@@ -78,6 +80,8 @@ class AgentSession:
         self._first_steps: dict[str, tuple[RanksStepping, float]] = {}
         self.telemetry_cut_at_s: float | None = None  # since when diagnostics acknowledges no telemetry of it, likewise
         self.versions = ServiceVersions()
+        self.clock = OtherClock()  # against the time of the leader
+        self.machine_clock = OtherClock()  # against the clock of this machine, which may differ from that time
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[Outgoing] = deque()
         self._changed = anyio.Event()
@@ -242,12 +246,14 @@ class Sessions:
                     )
                 )
 
-    def first_steps(self, session: AgentSession, in_beat: tuple[RanksStepping, ...]) -> None:
-        """Pass on the first steps in a beat, unless they were passed on a moment ago."""
+    def first_steps(self, session: AgentSession, at: float, in_beat: tuple[RanksStepping, ...]) -> None:
+        """Pass on the first steps in a beat, unless they were passed on a moment ago. Their times become those of our clock.
+        `at`: when the beat was sent, by the clock of its node."""
+        now = self._clock()
+        session.clock.saw(at, now)
         for each in session.to_pass_on(in_beat):
-            self._on_first_steps(
-                node_reported(self._clock(), session.node, session.incarnation, 0, each, session.number)
-            )
+            stepping = evolve(each, at=session.clock.ours(each.at))
+            self._on_first_steps(node_reported(now, session.node, session.incarnation, 0, stepping, session.number))
 
     def tell(self, nodes: Iterable[str], message: Notification) -> None:
         """Send a notification to these nodes. Nodes without a session do not receive it."""
@@ -347,6 +353,11 @@ class Sessions:
         session = self._by_node.get(node)
         cut_at_s = None if session is None else session.telemetry_cut_at_s
         return None if cut_at_s is None else anyio.current_time() - cut_at_s
+
+    def clock_ahead_s(self, node: str) -> float | None:
+        """How far the clock of the node is ahead of this machine's; 0.0 = not worth mentioning, None = it has no session."""
+        session = self._by_node.get(node)
+        return None if session is None else session.machine_clock.ahead_s
 
     def versions_of(self, node: str) -> ServiceVersions:
         """What the node's newest beat says of the services that its agent talks to."""

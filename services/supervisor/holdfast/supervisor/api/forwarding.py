@@ -104,6 +104,7 @@ class Forwarding:
     leads: Callable[[], bool]
     leader: Callable[[], Awaitable[LeaderChanged | None]]  # the newest that has been heard of
     connections: Connections
+    trouble: Callable[[], str]  # why this one cannot lead; empty if it can, or is not known
 
 
 class ToLeader:
@@ -148,7 +149,8 @@ class ToLeader:
         own = self._forwarding
         leader = await own.leader()
         if leader is None or not leader.api:
-            return problems.response_to(NotLeading("no supervisor is known to lead yet; ask again in a second"))
+            waiting = "no supervisor is known to lead yet; ask again in a second"
+            return problems.response_to(NotLeading(own.trouble() or waiting))
         if leader.api.rstrip("/") == own.api.rstrip("/"):
             return None  # this one led last, and nobody has followed
         base, query = httpx.URL(leader.api), request.scope["query_string"]

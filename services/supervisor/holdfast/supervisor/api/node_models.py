@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from holdfast.domain.clocks import TOLERATED_S
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.api.incident_models import Incident
 from holdfast.supervisor.api.models import Model
@@ -86,6 +87,13 @@ class Node(Model):
         Field(
             description="since when diagnostics has acknowledged no telemetry of the node, while its control session stands, "
             "Unix seconds: faults of its ranks are found late or not at all; null: it is acknowledged, or not known"
+        ),
+    ] = None
+    clock_ahead_s: Annotated[
+        float | None,
+        Field(
+            description="how far the clock of its machine is ahead of that of the supervisor's, negative = behind; "
+            f"0 = by less than {TOLERATED_S:g} s; null: its agent is not connected, or not known"
         ),
     ] = None
     pool: Annotated[str, Field(description="only jobs of this pool get the node; empty = jobs without one")] = ""

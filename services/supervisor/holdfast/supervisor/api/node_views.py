@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from holdfast.domain.clocks import in_words
 from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import TERMINATION, NodeState, Preflight
 from holdfast.supervisor.api import node_models
@@ -42,6 +43,7 @@ def node(picture: Picture, value: Node, at: float) -> node_models.Node:
         returns_by=_returns_by(value),
         notices=[node_models.Notice.of(each) for each in value.notices if each.event],
         telemetry_cut_since=picture.telemetry_cut_since(value.name),
+        clock_ahead_s=picture.clock_ahead_s(value.name),
     )
 
 
@@ -93,15 +95,15 @@ def _job_of(picture: Picture, name: str) -> str:
 
 def reason_of_node(picture: Picture, value: Node, at: float) -> str:
     """Why it is cordoned or lost, or will be; empty when there is nothing to say. `at`: Unix seconds."""
-    standing = _standing_of_node(picture, value, at)
-    since = picture.telemetry_cut_since(value.name)
-    if since is None:
-        return standing
-    cut = (
-        f"no telemetry of it has reached diagnostics since {moment(since, at)}: faults there are found late; check "
-        "diagnostics and the network between them"
-    )
-    return f"{standing}; {cut}" if standing else cut
+    reasons = [_standing_of_node(picture, value, at)]
+    if (since := picture.telemetry_cut_since(value.name)) is not None:
+        reasons.append(
+            f"no telemetry of it has reached diagnostics since {moment(since, at)}: faults there are found late; check "
+            "diagnostics and the network between them"
+        )
+    if ahead_s := picture.clock_ahead_s(value.name):
+        reasons.append(f"its clock is {in_words(ahead_s)} the supervisor's: check the time service of both machines")
+    return "; ".join(filter(None, reasons))
 
 
 def _standing_of_node(picture: Picture, value: Node, at: float) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import anyio
 import structlog
 
+from holdfast.domain.clocks import OtherClock
 from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
-from holdfast.log.names import EVENTS, STEPS
-from holdfast.log.protocol import Delivery, EventLog
+from holdfast.domain.findings import StepRecord
+from holdfast.log.names import EVENTS, LEADER_LEASE, STEPS
+from holdfast.log.protocol import Delivery, FencedLog
 from holdfast.runtime.rpc.backoff import Backoff
 from holdfast.supervisor.history.protocol import EventEntry, History
 from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.published import Published
 from holdfast.wire import records
-from holdfast.wire.events import decode_steps
+from holdfast.wire.events import decode_published_at, decode_steps
 
 BATCH_MAX = 1000
 WAIT_S = 5.0
@@ -53,10 +56,11 @@ class Troubles:
 class Follower:
     """Two loops for the service's task group. After a full disk or an outage of the event log, they catch up."""
 
-    def __init__(self, event_log: EventLog, history: History, progress: Progress) -> None:
+    def __init__(self, event_log: FencedLog, history: History, progress: Progress) -> None:
         self._log = event_log
         self._history = history
         self._progress = progress
+        self._clock = OtherClock()  # of diagnostics, against the time of the leaders
         self._troubles = {stream: Troubles(stream) for stream in (EVENTS, STEPS)}
         self.caught_up = anyio.Event()  # set when the history contains all events that were in the stream at the start
 
@@ -107,11 +111,24 @@ class Follower:
         await self._history.add_events(entries, batch[-1].position)
 
     async def _keep_steps(self, batch: Sequence[Delivery]) -> None:
-        steps = []
+        """Goodput is computed from steps together with events, so steps are kept in the time of the leaders, too."""
+        steps = list[StepRecord]()
+        led, clock = await self._log.last_renewal(LEADER_LEASE), self._clock
         for delivery in batch:
             try:
-                steps.extend(decode_steps(delivery.entry.data))
+                decoded, published_at = decode_steps(delivery.entry.data), decode_published_at(delivery.entry.data)
             except MalformedMessage as error:
                 log.error("steps cannot be read", stream=STEPS, position=delivery.position, reason=str(error))
+                continue
+            if led is not None and published_at:
+                clock.saw(published_at, led.at + led.ago_s - delivery.age_s)
+            steps += (
+                [
+                    replace(each, started_at=clock.ours(each.started_at), ended_at=clock.ours(each.ended_at))
+                    for each in decoded
+                ]
+                if clock.ahead_s
+                else decoded
+            )
         self._progress.tell(steps)
         await self._history.add_steps(steps, batch[-1].position)

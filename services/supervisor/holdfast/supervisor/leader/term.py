@@ -148,6 +148,7 @@ class Term:
             steps_of=self.sessions.steps_of,
             telemetry_cut_s=self.sessions.telemetry_cut_s,
             versions_of=self.sessions.versions_of,
+            clock_ahead_s=self.sessions.clock_ahead_s,
         )
 
     @property

@@ -286,7 +286,9 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[binding.FirstStep
         taken = [each for each in taken if not all(rank in starting.stepping for rank in each[1].ranks)]
         if not taken:
             return
-    times, steps = [report.at for _, report, _ in taken], [report.step for _, report, _ in taken]
+    # a node's clock may differ from ours, whatever was done about it
+    times = [min(max(report.at, starting.started_at), turn.at) for _, report, _ in taken]
+    steps = [report.step for _, report, _ in taken]
     change = evolve(
         starting.change,
         phases_s=_slowest(starting.change.phases_s, [report.phases_s for _, report, _ in taken]),
