@@ -211,8 +211,8 @@ class Run:
     def restore(self, state: Mapping[str, Any]) -> int:
         """Load the selected checkpoint into `state` and return its step; 0 if there is no checkpoint.
 
-        Values with `load_state_dict` get their state, tensors are overwritten in place, plain values are replaced in the
-        dict that holds them. Random number generators continue; those of a new rank are seeded from
+        Values with `load_state_dict` get their state. Tensors, arrays and containers are filled in place, other plain values
+        are replaced in the dict that holds them. Random number generators continue; those of a new rank are seeded from
         (seed, step, rank).
         """
         self._lap("build")

@@ -122,13 +122,16 @@ def test_of_two_optimizers_in_a_loop_the_last_ends_the_step(tmp_path: Path) -> N
     assert changed(text, tmp_path).endswith("    optim_d.step()\n    optim_g.step()\n    run.end_step()\n")
 
 
+STEP = "optimizer.step()\n"
+
+
 @pytest.mark.parametrize(
     "step",
     [
-        "    if amp:\n        scaler.step(optimizer)\n        scaler.update()\n    else:\n        optimizer.step()\n",
-        "    if a:\n        optimizer.step()\n    elif b:\n        if c:\n            optimizer.step()\n    else:\n        optimizer.step()\n",
-        "    try:\n        optimizer.step()\n    except RuntimeError:\n        optimizer.step()\n",
-        "    optim_d.step()\n    match kind:\n        case 1:\n            optimizer.step()\n        case _:\n            optimizer.step()\n",
+        f"    if amp:\n        scaler.step(optimizer)\n        scaler.update()\n    else:\n        {STEP}",
+        f"    if a:\n        {STEP}    elif b:\n        if c:\n            {STEP}    else:\n        {STEP}",
+        f"    try:\n        {STEP}    except RuntimeError:\n        {STEP}",
+        f"    optim_d.step()\n    match kind:\n        case 1:\n            {STEP}        case _:\n            {STEP}",
     ],
     ids=["amp", "elif", "except", "match"],
 )

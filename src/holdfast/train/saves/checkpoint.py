@@ -247,8 +247,8 @@ def _warn_unsaved(live: Mapping[str, Any], collected: state.Collected) -> None:
         whole = [parameter for parameter in parameters if not is_sharded(parameter)]
         if not optimizer_state.are_in(whole, list(collected.tensors.values())):
             log.warning(
-                "the optimizer state[%r] trains parameters that are in no module and no tensor of the state: they are not saved, and "
-                "a restart would continue with their initial values. Add the module that has them to the state",
+                "state: the optimizer %s trains parameters that are in no module or tensor of the state. They are not saved: a "
+                "restart would continue with their initial values. Add the module that has them to the state",
                 path,
             )
 

@@ -114,7 +114,8 @@ def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, A
 
 def apply(state: Mapping[str, Any], tree: Mapping[str, Any], also: Mapping[str, Any]) -> None:
     """Load a restored tree into the live objects. Mutable containers are filled in place, other plain values are set in the
-    mapping that holds them; those that the tree does not have are removed from nested dicts. `also`: the values that `disassemble` returned with the tree.
+    mapping that holds them; those that the tree does not have are removed from nested dicts. `also`: the values that
+    `disassemble` returned with the tree.
 
     Raises `InvalidSpec` if the tree and the state differ in objects, tensors or types.
     """
