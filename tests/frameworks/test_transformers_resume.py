@@ -230,6 +230,34 @@ def test_what_would_repeat_samples_is_refused_by_name(train: Train, changes: dic
     hf.attach().close()
 
 
+def test_weights_outside_of_the_model_are_refused_unless_they_are_saved(
+    tmp_path: Path, checkpoint: hf.Checkpoints
+) -> None:
+    """As of a loss with weights of its own. A restored run would continue with new ones."""
+
+    def training(*callbacks: Any) -> tuple[Any, torch.nn.Linear]:
+        made = trainer(tmp_path / "out", *callbacks)
+        torch.manual_seed(len(callbacks))
+        head = torch.nn.Linear(2, 1)
+        made.optimizer = torch.optim.SGD([*made.model.parameters(), *head.parameters()], lr=1e-2)
+        return made, head
+
+    refused, _ = training()
+    run = integration.attach(refused, checkpoint=checkpoint)
+    with pytest.raises(InvalidSpec, match=r"2 parameters that are not the model's.*state="):
+        refused.train()
+    run.close(Killed())
+    killed, head = training(KillAt("on_step_end", 3))
+    run = integration.attach(killed, state={"loss": head}, checkpoint=checkpoint)
+    with pytest.raises(Killed):
+        killed.train()
+    run.close(Killed())
+    resumed, restored = training()
+    with integration.attach(resumed, state={"loss": restored}, checkpoint=checkpoint):
+        resumed.train()
+    assert torch.equal(restored.weight, head.weight), "it has no gradient, so it stays as it was"
+
+
 def test_another_batch_size_than_the_checkpoints_is_refused(train: Train) -> None:
     with pytest.raises(Killed):
         train(KillAt("on_step_end", 3))

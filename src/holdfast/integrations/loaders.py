@@ -20,6 +20,7 @@ import torch
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.train import World
+from holdfast.train.saves.state import collect, disassemble
 
 __all__ = ["PerRank"]
 
@@ -51,7 +52,9 @@ class PerRank:
 
     def state_dict(self) -> dict[str, Any]:
         buffer = io.BytesIO()
-        torch.save(self._loader.state_dict(), buffer)
+        # taken apart as any other state, so that a value that could not be restored is refused now, with its path
+        position = collect({"loader": self._loader.state_dict()})
+        torch.save((position.extra, position.tensors), buffer)
         return {"position": {"replicas": self._world.dp_size, "state": buffer.getvalue()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -63,5 +66,8 @@ class PerRank:
                 f"{position['replicas']}, with which the position of {type(self._loader).__qualname__} was saved: it is that "
                 "of one rank. A job that changes its number of replicas needs hf.ElasticSampler",
             )
-        # Only what `torch.save` writes of plain values and tensors; a type of the user's is refused with its name.
-        self._loader.load_state_dict(torch.load(io.BytesIO(position["state"]), weights_only=True))
+        read = torch.load(io.BytesIO(position["state"]), weights_only=True)
+        if isinstance(read, tuple):
+            extra, tensors = read
+            read = disassemble(extra, lambda name, _: tensors[name])[0]["loader"]
+        self._loader.load_state_dict(read)  # earlier releases saved the loader's state as it is

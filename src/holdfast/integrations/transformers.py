@@ -40,7 +40,7 @@ import holdfast.train as hf
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.signals import Phase
 from holdfast.integrations.tested import require_all_ranks, require_signatures, warn_if_untested
-from holdfast.train.saves import rng
+from holdfast.train.saves import optimizer_state, rng
 
 log = logging.getLogger("holdfast.integrations")
 
@@ -282,6 +282,12 @@ class _Loop:
             }
             if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
                 self._state["scaler"] = scaler
+            for _, parameters in optimizer_state.outside_modules(self._state, self._state):
+                raise InvalidSpec(
+                    "trainer.optimizer",
+                    f"an optimizer with {len(parameters)} parameters that are not the model's",
+                    "the module that has them, such as a loss: attach(trainer, state={'loss': module})",
+                )
             self._run.restore(self._state)
         return prepared
 

@@ -211,8 +211,8 @@ class Run:
     def restore(self, state: Mapping[str, Any]) -> int:
         """Load the selected checkpoint into `state` and return its step; 0 if there is no checkpoint.
 
-        Values with `load_state_dict` get their state, tensors are overwritten in place, plain values are replaced in the
-        dict that holds them. Random number generators continue; those of a new rank are seeded from
+        Values with `load_state_dict` get their state. Tensors, arrays and containers are filled in place, other plain values
+        are replaced in the dict that holds them. Random number generators continue; those of a new rank are seeded from
         (seed, step, rank).
         """
         self._lap("build")
@@ -413,8 +413,6 @@ class Run:
             raise self._interrupt(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
-        if self._step is None:
-            observed_steps.stand_down()  # from now on the script reports its steps
         if self._recorder is not None:
             self._recorder.tell_groups()
         if self._buckets is not None:
@@ -520,6 +518,7 @@ class Run:
         )
         finished.stall_s, self._stall_reported_s = stall_s - self._stall_reported_s, stall_s
         if self._phases_s is not None:
+            observed_steps.stand_down()  # a script may begin a step and never end it; this one reports its steps
             self._lap("first_step")
             self._notes.started(self._phases_s)
             imports.record()

@@ -127,6 +127,25 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
 
+SHARES_MEMORY = """
+import multiprocessing, os, sys, time
+from multiprocessing import shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+# The process is named like the one that deletes shared memory, and never ends.
+HAS_A_DEAF_CLEANER = """
+import subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+cleaner = subprocess.Popen([sys.executable, '-c', deaf, 'resource_tracker'], stdout=subprocess.PIPE)
+cleaner.stdout.readline()
+print(cleaner.pid, flush=True)
+time.sleep(600)
+"""
+
 DAEMONIZES = """
 import os, time
 if os.fork():
@@ -649,6 +668,27 @@ def test_nothing_that_a_worker_starts_outlives_it(agent: Agent, tmp_path: Path, 
     assert len(said) == (end == "exit"), "a script that daemonizes appears to complete at once"
     killed = ["a fork of itself", "a fork of itself", "sleep 600", "sleep 600"]
     assert all(sorted(line.removeprefix(note).split(", ")) == killed for line in said)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_shared_memory_of_a_killed_worker_is_deleted(agent: Agent, tmp_path: Path, end: str) -> None:
+    """As of data sets that ranks share. Otherwise each restart would take more of /dev/shm, until no save finds room."""
+    path, job = script(tmp_path, "shares", SHARES_MEMORY), f"shares-{end}"
+    prepared = start_job(agent.plane, prepare_order(job, path))
+    name = wait_until(lambda: agent.worker_lines(job, 1, 0), description="the name of the segment").split()[0]
+    segment = Path("/dev/shm") / name
+    assert segment.exists()
+    if end == "kill":
+        os.kill(prepared.workers[0].pid, signal.SIGKILL)
+    assert agent.plane.ask(Stop(job, 1)).ok
+    wait_until(lambda: not segment.exists(), description="the segment to be deleted")
+
+
+def test_a_helper_that_does_not_end_is_killed(agent: Agent, tmp_path: Path) -> None:
+    prepared = start_job(agent.plane, prepare_order("deaf", script(tmp_path, "deaf", HAS_A_DEAF_CLEANER)))
+    helper = int(wait_until(lambda: agent.worker_lines("deaf", 1, 0), description="the helper's pid"))
+    os.kill(prepared.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: gone(helper), description="the helper to go")
 
 
 def test_a_script_that_daemonizes_is_named_in_its_log(agent: Agent, tmp_path: Path) -> None:

@@ -122,6 +122,28 @@ def test_of_two_optimizers_in_a_loop_the_last_ends_the_step(tmp_path: Path) -> N
     assert changed(text, tmp_path).endswith("    optim_d.step()\n    optim_g.step()\n    run.end_step()\n")
 
 
+STEP = "optimizer.step()\n"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        f"    if amp:\n        scaler.step(optimizer)\n        scaler.update()\n    else:\n        {STEP}",
+        f"    if a:\n        {STEP}    elif b:\n        if c:\n            {STEP}    else:\n        {STEP}",
+        f"    try:\n        {STEP}    except RuntimeError:\n        {STEP}",
+        f"    optim_d.step()\n    match kind:\n        case 1:\n            {STEP}        case _:\n            {STEP}",
+    ],
+    ids=["amp", "elif", "except", "match"],
+)
+def test_a_step_ends_after_every_way_to_take_it(step: str, tmp_path: Path) -> None:
+    """Otherwise a script that takes the other way would begin a step and never end it."""
+    text = f"for batch in loader:\n{step}    scheduler.step()\n"
+    assert changed(text, tmp_path) == (
+        "import holdfast.train as hf\nrun = hf.attach()\nfor batch in loader:\n"
+        f"    run.begin_step(run.steps_finished)\n{step}    run.end_step()\n    scheduler.step()\n"
+    )
+
+
 def test_names_that_the_script_uses_are_left_to_it(tmp_path: Path) -> None:
     text = "import wandb\nimport huggingface as hf\n\nrun = wandb.init()\nfor batch in loader:\n    optimizer.step()\n"
     result = changed(text, tmp_path)

@@ -136,6 +136,48 @@ class Keeper(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+class Wrapper:
+    """Saves a copy of the model that it has, and a number."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": {name: value.clone() for name, value in self.model.state_dict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["weights"])
+
+
+MODEL, HEAD = nn.Linear(3, 2), nn.Linear(2, 1)
+BOTH = [*MODEL.parameters(), *HEAD.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("state", "warned"),
+    [
+        ({"model": MODEL}, True),
+        ({"model": MODEL, "head": HEAD.weight}, True),
+        ({"model": MODEL, "head": HEAD}, False),
+        ({"model": MODEL, "deep": {"head": HEAD.state_dict()}}, False),
+        ({"model": MODEL, "head": list(HEAD.parameters())}, False),
+        ({"model": Wrapper(MODEL), "head": Wrapper(HEAD)}, False),
+        ({"model": Wrapper(MODEL), "head": 1}, True),
+    ],
+    ids=["module missing", "half", "modules", "state dict", "list", "copies", "copy missing"],
+)
+def test_parameters_that_are_trained_and_not_saved_are_named_once(
+    state: dict[str, Any], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = checkpointer(tmp_path)
+    live = {**state, "optimizers": {"all": torch.optim.SGD(BOTH)}}
+    assert saves.save(live, 1)
+    assert saves.save(live, 2)
+    named = [record for record in caplog.records if "trains parameters that are in no" in record.message]
+    assert len(named) == warned
+    assert all("optimizers.all" in record.message for record in named)
+
+
 def test_a_module_that_keeps_the_checkpoints_memory_is_found_out(tmp_path: Path) -> None:
     checkpointer(tmp_path).save({"model": Keeper(2, 2)}, 1)
     with pytest.raises(InvalidSpec, match="kept a tensor of the checkpoint"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import io
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -252,3 +255,31 @@ def test_a_position_of_another_number_of_replicas_is_refused() -> None:
         PerRank(Loader(), World(Mesh.of({"dp": 3}), 1)).load_state_dict(saved)
     with pytest.raises(InvalidSpec, match="StatefulDataLoader"):
         PerRank(object(), World(Mesh.of({"dp": 2}), 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "worker_state", [np.int64(3), np.random.RandomState(1).get_state(), deque([1], 2), b"", bytearray(b"x"), {1}]
+)
+def test_a_position_that_is_saved_can_be_restored(worker_state: Any) -> None:
+    """The position of a data set of the user's: what NumPy counts in, its generator, a buffer."""
+    saved, restored = Loader(), Loader()
+    saved.at = {"workers": [worker_state], "next": torch.arange(3)}
+    world = World(Mesh.of({"dp": 2}), 1)
+    PerRank(restored, world).load_state_dict(PerRank(saved, world).state_dict())
+    assert repr(restored.at) == repr(saved.at)
+
+
+def test_a_position_that_cannot_be_restored_is_refused_when_it_is_saved() -> None:
+    loader = Loader()
+    loader.at = {"workers": [{"of": Path("x")}]}
+    with pytest.raises(InvalidSpec, match=r"loader\.workers\.0\.of.*Path"):
+        PerRank(loader, World(Mesh.of({"dp": 2}), 1)).state_dict()
+
+
+def test_a_position_that_an_earlier_release_saved_is_restored() -> None:
+    """It saved the loader's state as it was."""
+    buffer, loader = io.BytesIO(), Loader()
+    torch.save({"read": 7, "seed": torch.ones(1)}, buffer)
+    saved = {"position": {"replicas": 2, "state": buffer.getvalue()}}
+    PerRank(loader, World(Mesh.of({"dp": 2}), 1)).load_state_dict(saved)
+    assert loader.at == {"read": 7, "seed": torch.ones(1)}

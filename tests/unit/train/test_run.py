@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from holdfast.shards import peek
 from holdfast.train import run as run_module
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment, RestoreTarget, World
+from holdfast.train.observing import observed_steps
 
 MESH = Mesh.of({"dp": 2})
 
@@ -405,6 +407,21 @@ def restart(start_run: StartRun, agent: Agent) -> StartRun:
         return start_run(restore=target, previous_mesh=previous)
 
     return start
+
+
+def test_optimizer_steps_are_observed_until_a_step_is_finished(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that begins a step and never ends it trains all the same."""
+    closed: list[str] = []
+    part = SimpleNamespace(close=lambda: closed.append("part"))
+    monkeypatch.setattr(observed_steps, "_running", (part, part))
+    run = start_run()
+    for _ in range(3):
+        run.begin_step(0)
+    assert not closed
+    run.end_step()
+    assert closed
 
 
 def test_a_restart_continues_where_it_was_saved(agent: Agent, restart: StartRun) -> None:

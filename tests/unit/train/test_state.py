@@ -116,7 +116,7 @@ class Sharded(torch.Tensor):
         (torch.eye(2).to_sparse(), r"state: x.*sparse"),
         (torch.empty(2, device="meta"), r"state: x.*meta"),
         (np.array([None]), r"state: x.*object"),
-        ([nn.Linear(1, 1)], r"state: x\.0.*Linear"),
+        ([nn.Linear(1, 1)], r"state: x\.0.*Linear.*an entry of a plain dict"),
     ],
     ids=["subclass", "object", "function", "defaultdict", "key", "sparse", "meta", "object array", "module in a list"],
 )
@@ -234,6 +234,76 @@ def test_a_plain_dict_gets_the_keys_that_it_had_when_it_was_saved(live: dict[str
     apply(live, *saved_as(saved))
     assert same(live, saved)
     assert all(live[key] is holder for key, holder in holders.items())
+
+
+@given(st.lists(trees, max_size=4), st.lists(trees, max_size=4), st.integers(0, 3) | st.none())
+@settings(deadline=None, max_examples=150)
+def test_what_the_script_calls_by_another_name_is_restored(
+    before: list[Any], after: list[Any], maxlen: int | None
+) -> None:
+    """A list of averaged weights, a window of losses: the script uses them by its own names, not through the state."""
+    history, window, seen = list(before), deque(before, maxlen), {len(before)}
+    saved_window = deque(after, maxlen)
+    saved = {"deep": {"history": after, "again": after}, "window": saved_window, "seen": {1, 2}}
+    apply({"deep": {"history": history, "again": history}, "window": window, "seen": seen}, *saved_as(saved))
+    assert same(history, after)
+    assert same(window, saved_window)
+    assert window.maxlen == maxlen
+    assert seen == {1, 2}
+
+
+def test_tensors_and_arrays_in_containers_are_overwritten_in_place_once() -> None:
+    shadow, table = [torch.zeros(2), nn.Parameter(torch.zeros(3))], np.zeros(4, dtype=np.int32)
+    one = torch.zeros(1)
+    placeholder, pair, expanded = [one] * 3, (torch.zeros(2), 0), [torch.zeros(1).expand(2)]
+    live = {
+        "shadow": shadow,
+        "table": table,
+        "places": placeholder,
+        "pair": pair,
+        "expanded": expanded,
+        "x": [{}, table],
+    }
+    mine = [*shadow]
+    saved = {
+        "shadow": [torch.ones(2), torch.ones(3)],
+        "table": np.arange(4, dtype=np.int32),
+        "places": [torch.tensor([value]) for value in (1.0, 2.0, 3.0)],
+        "pair": (torch.full((2,), 7.0), 1),
+        "expanded": [torch.tensor([1.0, 2.0])],
+        "x": [{"a": 1}, np.ones(4, dtype=np.int32)],
+    }
+    apply(live, *saved_as(saved))
+    assert all(tensor is old and bool((tensor == 1).all()) for tensor, old in zip(shadow, mine, strict=True))
+    assert live["table"] is table
+    assert table.tolist() == [0, 1, 2, 3], "the array is in two places of the live state and in one of the checkpoint"
+    assert [value.item() for value in placeholder] == [1.0, 2.0, 3.0], "one tensor cannot hold three values"
+    assert live["pair"][0] is pair[0]
+    assert live["pair"][1] == 1
+    assert expanded[0].tolist() == [1.0, 2.0]
+    assert live["x"][0] == {"a": 1}
+    assert live["x"][1].tolist() == [1, 1, 1, 1]
+
+
+class Meter:
+    """Keeps what `load_state_dict` gives it, as most classes of scripts do."""
+
+    def __init__(self) -> None:
+        self.window: deque[float] = deque(maxlen=2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_a_window_stays_as_long_as_it_was() -> None:
+    saved, live = Meter(), Meter()
+    saved.window.extend([1.0, 2.0])
+    apply({"meter": live}, *saved_as({"meter": saved}))
+    live.window.append(3.0)
+    assert live.window == deque([2.0, 3.0])
 
 
 OBJECT = nn.Linear(2, 2)

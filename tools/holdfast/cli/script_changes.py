@@ -94,6 +94,7 @@ class Place:
     statement: ast.stmt
     around: tuple[ast.stmt, ...]
     function: str  # empty at the top of the file
+    blocks: tuple[int, ...]  # which block of each statement around it: 0 = the body, others: else, except, case …
 
     @property
     def loops(self) -> list[ast.stmt]:
@@ -104,6 +105,15 @@ class Place:
         """Whether the innermost loop may go round without finishing a step, as with gradient accumulation."""
         inside = self.around[self.around.index(self.loops[-1]) + 1 :]
         return any(isinstance(each, _CONDITIONS) for each in inside)
+
+    def after_both(self, other: Place) -> Place:
+        """This place, or the statement that runs either this one or `other`, as `if amp: … else: …`."""
+        for depth, (mine, its) in enumerate(zip(self.around, other.around, strict=False)):
+            if mine is not its:
+                break
+            if self.blocks[depth] != other.blocks[depth]:
+                return Place(mine, self.around[:depth], self.function, self.blocks[:depth])
+        return self
 
 
 def step_in(tree: ast.Module) -> Place | Unclear:
@@ -121,7 +131,10 @@ def step_in(tree: ast.Module) -> Place | Unclear:
     if len({id(place.loops[-1]) for place in in_loops}) > 1:
         lines = ", ".join(str(place.statement.lineno) for place in in_loops)
         return Unclear(f"optimizers step in several loops (lines {lines}), and which of them trains is unclear")
-    return in_loops[-1]  # of several optimizers, the last one ends the step
+    end = in_loops[-1]  # of several optimizers, the last one ends the step
+    for place in in_loops:
+        end = end.after_both(place)
+    return end
 
 
 def counter_of(place: Place) -> str:
@@ -174,7 +187,11 @@ def _calls(function: str) -> Callable[[ast.Call], bool]:
 
 
 def _places(
-    body: Sequence[ast.stmt], wanted: Callable[[ast.Call], bool], around: tuple[ast.stmt, ...] = (), function: str = ""
+    body: Sequence[ast.stmt],
+    wanted: Callable[[ast.Call], bool],
+    around: tuple[ast.stmt, ...] = (),
+    function: str = "",
+    above: tuple[int, ...] = (),
 ) -> Iterator[Place]:
     """The simple statements with a call that is wanted. A function begins without the loops around its definition."""
     for statement in body:
@@ -183,10 +200,10 @@ def _places(
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _places(statement.body, wanted, (), statement.name)
         elif any(blocks):
-            for block in blocks:
-                yield from _places(block, wanted, (*around, statement), function)
+            for number, block in enumerate(blocks):
+                yield from _places(block, wanted, (*around, statement), function, (*above, number))
         elif any(isinstance(node, ast.Call) and wanted(node) for node in ast.walk(statement)):
-            yield Place(statement, around, function)
+            yield Place(statement, around, function, above)
 
 
 class _Text:

@@ -7,8 +7,8 @@ end at multiples of a power of two, so that the blocks of all ranks contain the 
 
 The observations show that all ranks have begun to step, how many optimizer steps they have taken since, and how the ranks
 compare. They are not steps of the job: the step that the script continues from after a restart, and its own saves, are unknown.
-A script without a torch optimizer sends nothing. A script that uses `holdfast.train` is observed, without the waits, until its
-first `run.step`: it may never call it. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
+A script without a torch optimizer sends nothing. A script that uses `holdfast.train` is observed, without the waits, until it
+has finished its first `run.step`: it may never do so. `HOLDFAST_OBSERVE_STEPS=0` in the job's `env` disables the observation.
 
 The hook must not disturb the user's process. It takes 30 to 100 µs (at most once in 20 ms, if steps are shorter), synchronises
 nothing, and is not traced by a compiler. The first exception in it ends the observation."""

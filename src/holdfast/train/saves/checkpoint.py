@@ -27,12 +27,12 @@ from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train.channels import Notes
 from holdfast.train.environment import Environment, RestoreTarget
-from holdfast.train.saves import rng, state
+from holdfast.train.saves import optimizer_state, rng, state
 from holdfast.train.saves.copying import copy_all
 from holdfast.train.saves.ddp_buckets import DDPBuckets
 from holdfast.train.saves.device_copies import CudaDriver, DeviceCopies
 from holdfast.train.saves.outline import Outline
-from holdfast.train.saves.sharded import Piece, is_loaded
+from holdfast.train.saves.sharded import Piece, is_loaded, is_sharded
 from holdfast.train.saves.tensors import dtype_of, over, spec_of
 
 log = logging.getLogger("holdfast.train")
@@ -67,6 +67,7 @@ class Checkpointer:
         self._targets: weakref.WeakKeyDictionary[Image, list[torch.Tensor]] = weakref.WeakKeyDictionary()
         self._device_copies = DeviceCopies(CudaDriver(device)) if device.type == "cuda" else None
         self._outline: Outline | None = None  # of the state that the script gave to its restore
+        self._warns_unsaved = True  # until the first save
         self.newest: Path | None = None  # image of the latest save
         self.stall_s = 0.0
         self.missed = 0
@@ -113,7 +114,11 @@ class Checkpointer:
         also: dict[str, Any] = {"rng": rng.capture()}
         if self._buckets is not None:
             also["ddp_buckets"] = self._buckets.capture()
-        return state.collect(live, **also)
+        collected = state.collect(live, **also)
+        if self._warns_unsaved:
+            self._warns_unsaved = False
+            _warn_unsaved(live, collected)
+        return collected
 
     def miss(self, step: int, reason: str) -> None:
         """Count, log and report a save that was due and has been skipped."""
@@ -235,6 +240,17 @@ def _pages_ahead(part: Reader) -> Iterator[None]:
         yield
     finally:
         ahead.join()
+
+
+def _warn_unsaved(live: Mapping[str, Any], collected: state.Collected) -> None:
+    for path, parameters in optimizer_state.outside_modules(live, live):
+        whole = [parameter for parameter in parameters if not is_sharded(parameter)]
+        if not optimizer_state.are_in(whole, list(collected.tensors.values())):
+            log.warning(
+                "state: the optimizer %s trains parameters that are in no module or tensor of the state. They are not saved: a "
+                "restart would continue with their initial values. Add the module that has them to the state",
+                path,
+            )
 
 
 def _plan(collected: state.Collected) -> Plan:

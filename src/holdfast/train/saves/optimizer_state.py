@@ -7,7 +7,7 @@ moment can be sharded like that parameter, and has the key that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -45,11 +45,37 @@ def _modules(value: Any, path: str) -> list[tuple[str, nn.Module]]:
     return []
 
 
+def outside_modules(value: Any, modules: Mapping[str, Any], path: str = "") -> list[tuple[str, list[torch.Tensor]]]:
+    """Return the path of each optimizer in `value` that has parameters of none of the modules in `modules`, with these
+    parameters. `modules`: the whole state."""
+    if is_plain(value):
+        known = {id(parameter) for _, module in _modules(modules, "") for parameter in module.parameters()}
+        outside = [parameter for parameter in parameters_of(value) if id(parameter) not in known]
+        return [(path, outside)] if outside else []
+    if type(value) is dict:
+        below = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
+        return [found for inner, item in below for found in outside_modules(item, modules, inner)]
+    return []
+
+
+def are_in(parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether each parameter has its memory, or else a copy of its values, among `tensors`."""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+    def is_in(parameter: torch.Tensor) -> bool:
+        if parameter.untyped_storage().data_ptr() in memory:
+            return True
+        alike = [each for each in tensors if (each.shape, each.dtype) == (parameter.shape, parameter.dtype)]
+        return any(torch.equal(each.detach().cpu(), parameter.detach().cpu()) for each in alike)
+
+    return all(map(is_in, parameters))
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[torch.optim.Optimizer]:
     """Whether the state of this object uses torch's numbering. A subclass that overrides state_dict is left unchanged."""
     return (
         isinstance(value, torch.optim.Optimizer)

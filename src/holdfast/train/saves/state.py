@@ -3,7 +3,8 @@
 `collect` calls `state_dict` of every stateful object and walks the result. Each tensor gets a name (its key path) and goes
 into the shard as it is; of a sharded tensor (DTensor), this rank's piece. The rest, containers and plain values, is pickled
 without the tensors. `apply` writes a restored tree back into the live objects. A plain dict gets the keys that it had when it
-was saved; what must be the same in the live state, objects and tensors, is the subject of `outline`.
+was saved; what must be the same in the live state, objects and tensors, is the subject of `outline`. Lists, deques, sets and
+arrays are filled in place, because the script may use them by another name: a list of averaged weights, a window of losses.
 
 Names are those that a plain `torch.distributed.checkpoint` gives to the same nested dict. Optimizers are saved by the names of
 their parameters (`optimizer_state`), so that their moments can be found with any number of ranks.
@@ -19,8 +20,8 @@ import math
 import pickle
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -37,7 +38,7 @@ FORMAT = 2  # of the pickle; format 1 numbered an optimizer's parameters
 OBJECTS = "objects"
 DEPTH_MAX = 64  # of nested containers; a deeper state is taken for a cycle
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set, frozenset, deque, torch.Size)
@@ -45,6 +46,7 @@ _LOADABLE = {
     ("collections", "Counter"): Counter,
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "deque"): deque,
+    ("builtins", "bytearray"): bytearray,
     ("builtins", "complex"): complex,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "set"): set,
@@ -111,8 +113,9 @@ def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, A
 
 
 def apply(state: Mapping[str, Any], tree: Mapping[str, Any], also: Mapping[str, Any]) -> None:
-    """Load a restored tree into the live objects. Plain values are set in the mapping that holds them; those that the tree does
-    not have are removed from nested dicts. `also`: the values that `disassemble` returned with the tree.
+    """Load a restored tree into the live objects. Mutable containers are filled in place, other plain values are set in the
+    mapping that holds them; those that the tree does not have are removed from nested dicts. `also`: the values that
+    `disassemble` returned with the tree.
 
     Raises `InvalidSpec` if the tree and the state differ in objects, tensors or types.
     """
@@ -184,6 +187,8 @@ class _Applied:
 
     names: ParameterNames
     objects: frozenset[Path] | None
+    # Live container or tensor that was filled in place, by its id, and what it was filled with.
+    filled: dict[int, tuple[object, object]] = field(default_factory=dict)
 
     def mapping(self, live: Mapping[Any, Any], saved: Any, path: Path) -> None:
         if not isinstance(saved, Mapping):
@@ -235,8 +240,55 @@ class _Applied:
             self.mapping(live, saved, path)
         elif self._has_objects(path):
             raise InvalidSpec(shown(path), _describe(live), "the object whose state the checkpoint holds")
-        else:
-            _set(holder, key, _cloned(saved), path[:-1])
+        elif (restored := self._fill(live, saved)) is not live:
+            _set(holder, key, restored, path[:-1])
+
+    def _fill(self, live: Any, saved: Any) -> Any:
+        """Return `live` with the saved content if it is a container, array or tensor of the same kind; otherwise a copy of
+        `saved`. A live object that stands in several places, as in `[torch.zeros(2)] * 3`, is filled once."""
+        before = self.filled.setdefault(id(live), (live, saved))
+        if before[1] is not saved:
+            return _cloned(saved)
+        if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor) and _has_room(live, saved):
+            with torch.no_grad():
+                return live.copy_(saved)
+        if type(live) is not type(saved):
+            return _cloned(saved)
+        match live:
+            case list() | deque():
+                items = self._filled_each(live, saved)
+                live.clear()
+                live.extend(items)
+            case tuple():
+                return tuple(self._filled_each(live, saved))
+            case set():
+                live.clear()
+                live.update(saved)
+            case dict():
+                items = {key: self._fill(live.get(key), value) for key, value in saved.items()}
+                live.clear()
+                live.update(items)
+            case _ if (
+                _is_array(live) and live.flags.writeable and (live.shape, live.dtype) == (saved.shape, saved.dtype)
+            ):
+                live[...] = saved
+            case _:
+                return _cloned(saved)
+        return live
+
+    def _filled_each(self, live: Collection[Any], saved: Collection[Any]) -> list[Any]:
+        return [self._fill(mine, item) for mine, item in zip((*live, *[None] * len(saved)), saved, strict=False)]
+
+
+def _has_room(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether `saved` can be copied into `live`, which must not be an expanded tensor."""
+    overlaps = any(not stride and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True))
+    return live.shape == saved.shape and live.dtype == saved.dtype and not overlaps
+
+
+def _is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _set(holder: Any, key: Any, value: Any, path: Path) -> None:
@@ -260,8 +312,10 @@ def _cloned(value: Any) -> Any:
         for key in value:
             value[key] = _cloned(value[key])
         return value
-    if type(value) in (list, deque):
-        return type(value)(_cloned(item) for item in value)
+    if type(value) is deque:
+        return deque(map(_cloned, value), value.maxlen)
+    if type(value) is list:
+        return [_cloned(item) for item in value]
     if type(value) is tuple:
         return tuple(_cloned(item) for item in value)
     return value
@@ -313,7 +367,9 @@ class _Names:
             raise InvalidSpec(
                 f"state: {path}",
                 f"{type(value).__module__}.{type(value).__qualname__}",
-                "tensors, arrays, numbers, strings and containers of them, or an object with state_dict/load_state_dict",
+                "an entry of a plain dict: in lists and other containers, objects are not restored"
+                if is_object(value)
+                else "tensors, arrays, numbers, strings and containers of them, or an object with state_dict/load_state_dict",
             )
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:

@@ -7,6 +7,9 @@
   becomes the reaper's child when its parent exits. After the worker's exit, all remaining descendants of the reaper are killed
   until `waitid` reports no more children. Only direct children are killed, because their pids cannot be reused before they are
   reaped; their children become direct children next.
+* **Shared memory does not stay behind.** The helper processes that delete the named shared memory of a killed process
+  (Python's resource tracker, torch's manager) end by themselves when all processes that may use it have ended. They are
+  given `CLEANING_S_MAX` for that: otherwise each restart would leave the script's segments in /dev/shm.
 * **A template may exit.** The reaper is forked twice, so that the agent becomes its parent, and the kernel ties it to the agent
   (PR_SET_PDEATHSIG), as the worker is tied to the reaper. If the agent exits, both are killed at once; if a template exits,
   nothing happens.
@@ -40,6 +43,8 @@ SEARCHES_MAX: Final = 10
 COMMAND_BYTES_MAX: Final = 200
 _TITLE: Final = "holdfast: "  # of a worker (`title.py`), and of its forks
 _HELPERS: Final = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")  # they end with their parent
+_CLEANERS: Final = re.compile(r"\bresource_tracker\b|\btorch_shm_manager\b")
+CLEANING_S_MAX: Final = 2.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -123,11 +128,6 @@ def _follow(worker: int, link: socket.socket) -> None:
             left=_commands(worker) if by_exit and ended.si_status == 0 else [],
         ),
     )
-    try:
-        # Its whole process group; the number cannot be reused while the worker is a zombie.
-        os.killpg(worker, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # it exited before it created its own group, or the rest of the group may not be signalled
     os.waitid(os.P_PID, worker, os.WEXITED)
     _end_children()
     _send(link, protocol.encode("cleared"))
@@ -152,18 +152,41 @@ def _search(worker: int) -> tuple[set[int], list[str]]:
         if _parent(pid) not in family:
             continue
         family.add(pid)
-        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            command = cmdline.read(COMMAND_BYTES_MAX).replace(b"\0", b" ").decode(errors="replace").strip()
-            if pid != worker and command and not _HELPERS.search(command):  # a process that exits has no command line
-                found.append("a fork of itself" if command.startswith(_TITLE) else command)
+        command = _command(pid)
+        if pid != worker and command and not _HELPERS.search(command):  # a process that exits has no command line
+            found.append("a fork of itself" if command.startswith(_TITLE) else command)
     return family, found
 
 
+def _command(pid: int) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+        return cmdline.read(COMMAND_BYTES_MAX).replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
 def _end_children() -> None:
+    spare_until = time.monotonic() + CLEANING_S_MAX
     while _reap_ended():
-        if not sum(map(_kill, _children())):
+        children = _children()
+        left_s = spare_until - time.monotonic()
+        cleaners = [pid for pid in children if _CLEANERS.search(_command(pid))] if left_s > 0 else []
+        others = set(children).difference(cleaners)
+        if cleaners and not others:
+            _await_end(cleaners, left_s)
+            continue
+        if not sum(map(_kill, others)):
             return  # a set-user-ID program: the kernel refuses the signal
         os.waitid(os.P_ALL, 0, os.WEXITED)
+
+
+def _await_end(children: list[int], at_most_s: float) -> None:
+    """Wait until one of these children has exited."""
+    pidfds, poll = [os.pidfd_open(pid) for pid in children], select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    poll.poll(at_most_s * 1000)
+    for pidfd in pidfds:
+        os.close(pidfd)
 
 
 def _reap_ended() -> bool:

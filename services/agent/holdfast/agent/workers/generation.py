@@ -160,7 +160,7 @@ class LocalGeneration:
 
         An unmodified script reports no steps. Its ranks count as stepping, with step 0, when an optimizer step of each of them
         was observed, or when all of them have been running for `assume_started_after_s`; for the time that the order states, if
-        the script has reported steps before, since it may still import modules. A script that uses the library, and never
+        the script has reported steps before, since it may still import modules. A script that uses the library, and ends no
         `run.step`, counts when its optimizer steps have been observed for `assume_started_after_s`. If only some ranks report
         steps, all count that long after the second step of these. Nothing is expected of a rank that has ended with exit code
         0: scripts let ranks go that have nothing to do.
