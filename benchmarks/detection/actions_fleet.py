@@ -180,7 +180,7 @@ class Fleet:
             if todo is None:
                 break
             order = todo.order
-            busy = self.state.nodes[todo.node].live_generations
+            busy = self.state.live_on(self.state.nodes[todo.node])
             if isinstance(order, ResetGpu):
                 self.resets.append(todo.node)
             if isinstance(order, RebootNode):

@@ -344,7 +344,7 @@ class Noise:
                 return
             if self.now > condition.ended + window_s - seen_s:
                 return
-        member = next(iter(self.state.nodes[node].live_generations), "")
+        member = next(iter(self.state.live_on(self.state.nodes[node])), "")
         job = self.state.jobs.get(member)
         if job is None or job.running is None or job.running.slot_of(node) is None:
             return  # the node is a spare

@@ -69,7 +69,7 @@ def test_a_node_whose_ranks_may_still_run_is_not_forgotten() -> None:
     fleet.lose("n1")
     delete(fleet, "n1")
     assert "n1" in fleet.state.nodes
-    assert JOB in fleet.state.nodes["n1"].live_generations
+    assert JOB in fleet.state.live_on(fleet.state.nodes["n1"])
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
 
