@@ -38,7 +38,7 @@ def index_of(state: State) -> Index:
         draft.job(None, job)
     names = {node.number: node.name for node in state.nodes.values()}
     for name, live in state.live.items():
-        draft.live(name, began=[names[number] for number in nodes_of(live)])
+        draft.live(name, began=[names[number] for number in nodes_of(live) if number in names])
     for incident in state.incidents.values():
         draft.incident(None, incident)
     for send in state.outbox.values():
