@@ -129,7 +129,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
                 why = "its agent restarted before it answered"
                 fault_requests.answered(turn, node.name, send.order, OrderDone(send.command_id, ok=False, reason=why))
     job = nodes.job_of(turn, node.name)
-    ran = job is not None and job.running is not None and job.running.number in turn.live_on(node.name, job.name)
+    ran = job is not None and job.running is not None and job.running.number in turn.generations_on(node.name, job.name)
     booted = "" not in (facts.boot_id, node.facts.boot_id) and facts.boot_id != node.facts.boot_id
     is_other = "" not in (facts.machine_id, node.facts.machine_id) and facts.machine_id != node.facts.machine_id
     turn.heard(node.name, event.seq)

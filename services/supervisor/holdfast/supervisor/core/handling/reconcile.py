@@ -112,7 +112,7 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         known = turn.jobs.get(job)
         if known is not None and generation > max(known.number, known.numbering.seen):
             turn.put_job(job, numbering=evolve(known.numbering, seen=generation))
-        held = turn.live_on(name, job)
+        held = turn.generations_on(name, job)
         if generation in held and known is not None and not known.phase.finished:
             continue
         if generation not in held:

@@ -128,7 +128,7 @@ class Present:
         """All groups of this kind, by key."""
         return self._index.table(what)
 
-    def live_on(self, node: str, job: str) -> tuple[int, ...]:
+    def generations_on(self, node: str, job: str) -> tuple[int, ...]:
         """Generations of the job that may have live workers on the node, ascending."""
         return generations_on(self.live.get(job, {}), self.nodes[node].number)
 
