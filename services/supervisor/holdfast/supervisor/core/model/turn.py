@@ -243,9 +243,8 @@ class Turn(Present):
             table[job] = live
         else:
             table.pop(job, None)
-        if left_out := numbers - nodes_of(live):
-            gone = [name for name in names if name in held and self.nodes[name].number in left_out]
-            self._live_changed(job, ended=gone)
+        gone = numbers - nodes_of(live)
+        self._live_changed(job, ended=[name for name in names if self.nodes[name].number in gone and name in held])
 
     def _live_changed(self, job: str, *, began: Sequence[str] = (), ended: Sequence[str] = ()) -> None:
         self._touched.add(job)
