@@ -290,7 +290,7 @@ class State:
     live: Mapping[str, Live] = field(default_factory=dict)  # by job, also one that is not in `jobs`; none without nodes
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
-    unused_numbers: Numbers = field(default_factory=Numbers)  # less than the largest `Node.number`, and of no node
+    unused_numbers: Numbers = field(default_factory=Numbers)  # of forgotten nodes, for the next new ones
     uses: int = 0  # grows when the possible uses of some node may have changed
     outbox: Mapping[str, Send] = field(default_factory=dict)  # orders of single nodes not answered yet, by command id
     broadcasts: Mapping[str, Broadcast] = field(default_factory=dict)  # by job: the broadcast of its newest generation
