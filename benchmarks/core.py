@@ -45,6 +45,7 @@ from holdfast.domain.inventories import difference
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, NodeState, RunningWorker
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import (
     Inventory,
     OrderDone,
@@ -149,9 +150,12 @@ def running_job(nodes: int) -> State:
         table[placement.node] = _node(placement.node, zones[placement.node], generation, placement, held)
     for i in range(max(2, nodes // 50)):
         table[f"s{i}"] = _node(f"s{i}", f"z{i % ZONES}", generation, None, ())
-    state = State(born=_T0, folded_at=_T0, epoch=1, secret="secret", nodes=table, jobs={JOB: job}, diagnostics_at=_T0)
+    live = {JOB: {generation.number: Numbers.below(nodes)}}
     # Every node has changed since it joined.
-    state = evolve(state, nodes={name: evolve(node, connected=True) for name, node in table.items()})
+    table = {name: evolve(node, number=number) for number, (name, node) in enumerate(table.items())}
+    state = State(
+        born=_T0, folded_at=_T0, epoch=1, secret="secret", nodes=table, jobs={JOB: job}, live=live, diagnostics_at=_T0
+    )
     return state.indexed(index_of(state))
 
 
@@ -179,7 +183,6 @@ def _node(
     mine = placement is not None
     return Node(
         facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, announced=(), known_since=_T0,
-        live_generations={JOB: (generation.number,)} if mine else {},
         inventory={JOB: Shards(shard_runs(held))} if held else {},
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),

@@ -180,12 +180,11 @@ class Fleet:
             if todo is None:
                 break
             order = todo.order
-            busy = self.state.nodes[todo.node].live_generations
             if isinstance(order, ResetGpu):
                 self.resets.append(todo.node)
             if isinstance(order, RebootNode):
                 self.boots.append(todo.node)
-            if isinstance(order, ResetGpu | RebootNode) and busy:
+            if isinstance(order, ResetGpu | RebootNode) and self.state.live_on(self.state.nodes[todo.node]):
                 self.wrong.append(f"{type(order).__name__} of {todo.node} under its workers")
             self.now += 0.01
             if isinstance(order, CheckpointNow):

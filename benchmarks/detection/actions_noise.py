@@ -120,9 +120,8 @@ class Noise:
         bare = running_fleet(self.nodes, PER_JOB, spares, self.now, GPUS)
         able = {name: replace(node, facts=replace(node.facts, resets_gpus=True)) for name, node in bare.nodes.items()}
         line = Checkpoints((Segment(1),))
-        state = State(
-            born=self.now, nodes=able, jobs={name: replace(job, checkpoints=line) for name, job in bare.jobs.items()}
-        )
+        jobs = {name: replace(job, checkpoints=line) for name, job in bare.jobs.items()}
+        state = replace(bare, nodes=able, jobs=jobs)
         self.state = state.indexed(index_of(state))
         self._seq.update(dict.fromkeys(able, 1))
         for job in bare.jobs.values():
@@ -344,7 +343,7 @@ class Noise:
                 return
             if self.now > condition.ended + window_s - seen_s:
                 return
-        member = next(iter(self.state.nodes[node].live_generations), "")
+        member = next(iter(self.state.live_on(self.state.nodes[node])), "")
         job = self.state.jobs.get(member)
         if job is None or job.running is None or job.running.slot_of(node) is None:
             return  # the node is a spare

@@ -22,6 +22,7 @@ from holdfast.domain.generations import Generation, Placement
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, NodeState
+from holdfast.domain.numbers import Numbers
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.redis import RedisLog
@@ -79,15 +80,20 @@ def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: in
         )
         members |= dict.fromkeys(hosts, name)
     names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]
-    state = State(born=at, nodes={name: _node(name, members.get(name, ""), at, per_node) for name in names}, jobs=jobs)
+    table = {name: _node(name, number, members.get(name, ""), at, per_node) for number, name in enumerate(names)}
+    live = {
+        name: {1: Numbers(table[node].number for node in job.generation.nodes)}
+        for name, job in jobs.items()
+        if job.generation is not None
+    }
+    state = State(born=at, nodes=table, jobs=jobs, live=live)
     return state.indexed(index_of(state))
 
 
-def _node(name: str, job: str, at: float, capacity: int) -> Node:
+def _node(name: str, number: int, job: str, at: float, capacity: int) -> Node:
     facts = NodeFacts(name, "a", name, "10.0.0.1", "", capacity, f"{name}:9000", 1, "/var/holdfast", "/dev/kmsg")
     state = NodeState.ACTIVE if job else NodeState.SPARE
-    holds = {job: (1,)} if job else {}
-    return Node(facts, True, state, 1, at, live_generations=holds, announced=(), known_since=at)
+    return Node(facts, True, state, 1, at, number=number, announced=(), known_since=at)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ import pytest
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement, ShardKey, ShardRecord
-from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
@@ -303,6 +303,9 @@ def test_what_is_prepared_is_not_made_again_when_it_is_first_used(monkeypatch: p
     for kind in records._prepared:
         converter.get_unstructure_hook(kind)
         converter.get_structure_hook(kind)
+    assert [cache.cache_info().misses for cache in caches] == made  # type: ignore[attr-defined]
+    wait = Action(ActionKind.WAIT, "for a spare")
+    dumps(replace(INCIDENT, action=replace(wait, before=(wait,), fallbacks=(wait,))), Incident)
     assert [cache.cache_info().misses for cache in caches] == made  # type: ignore[attr-defined]
 
 

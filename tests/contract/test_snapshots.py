@@ -42,6 +42,8 @@ RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snap
 FORMAT_4 = json.loads((Path(__file__).parent / "data" / "snapshot-4.json").read_text())
 # Format 6: an incident of n1 is being answered, n3 has tested itself, and n4 has an order to prepare a worker template.
 FORMAT_6 = json.loads((Path(__file__).parent / "data" / "snapshot-6.json").read_text())
+# Format 8: n2 has prepared a generation, n0 and n1 have not, n3 and n4 run another job, n5 one that is not in the state.
+FORMAT_8 = json.loads((Path(__file__).parent / "data" / "snapshot-8.json").read_text())
 SECONDS = 2000.0  # longer than any timer but that of a maintenance notice
 
 # Where the fields of a job in format 2 stand now; the others stand where they stood.
@@ -156,7 +158,7 @@ def test_a_node_that_is_out_of_service_in_format_4_stays_out_of_service() -> Non
     assert state.nodes["n3"].unschedulable_reason == "gpu_error on n3"
     assert state.nodes["n4"].unschedulable_reason == "cordoned by an operator: to the workshop"
     assert {name for name, node in state.nodes.items() if not node.usable} == {"n3", "n4"}
-    assert {name for name, node in state.nodes.items() if node.live_generations == {"job": (2,)}} == {
+    assert {name for name, node in state.nodes.items() if state.live_on(node) == {"job": (2,)}} == {
         "n0",
         "n1",
         "n2",
@@ -192,9 +194,22 @@ def test_a_snapshot_of_format_6_is_written_again_before_changes_are_added_to_it(
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_nodes_keep_the_generations_that_may_live_there(recorded: dict[str, str]) -> None:
     old = {name.partition("/")[2]: json.loads(text) for name, text in recorded.items() if name.startswith("nodes/")}
-    for name, node in _load(recorded).nodes.items():
+    state = _load(recorded)
+    for name, node in state.nodes.items():
         assert node.unschedulable_reason == old[name]["condemned"]
-        assert {job: list(numbers) for job, numbers in node.live_generations.items()} == old[name]["holds"]
+        assert {job: list(numbers) for job, numbers in state.live_on(node).items()} == old[name]["holds"]
+
+
+@pytest.mark.parametrize("recorded", [FORMAT_6, FORMAT_8])
+def test_nodes_keep_the_generations_that_were_parts_of_their_own(recorded: dict[str, str]) -> None:
+    """Also those of a job that the state does not contain (`lost`, in format 8)."""
+    state = _load(recorded)
+    old = {name: json.loads(recorded.get(f"nodes/{name}:generations", "{}")) for name in state.nodes}
+    assert any(old.values())
+    assert {
+        name: {job: list(numbers) for job, numbers in state.live_on(node).items()} for name, node in state.nodes.items()
+    } == old
+    assert sorted(node.number for node in state.nodes.values()) == [*range(len(state.nodes))]
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
@@ -246,7 +261,7 @@ def test_rows_keep_the_order_of_their_fields(recorded: dict[str, str]) -> None:
         assert [*vars(evolve(row, **{names[-1]: getattr(row, names[-1]), names[0]: getattr(row, names[0])}))] == names
 
 
-@pytest.mark.parametrize("recorded", [*RECORDED, FORMAT_4, FORMAT_6])
+@pytest.mark.parametrize("recorded", [*RECORDED, FORMAT_4, FORMAT_6, FORMAT_8])
 def test_a_leader_carries_on_from_it(recorded: dict[str, str]) -> None:
     """Nobody answers, so every timer of the state fires: each of them must find what it is about."""
     state = _load(recorded)

@@ -33,6 +33,13 @@ class Numbers:
         """0 … end - 1."""
         return cls.of_bits((1 << end) - 1)
 
+    @classmethod
+    def union(cls, sets: Iterable[Numbers]) -> Numbers:
+        bits = 0
+        for each in sets:
+            bits |= each.bits
+        return cls.of_bits(bits)
+
     def __or__(self, other: Numbers) -> Numbers:
         return Numbers.of_bits(self.bits | other.bits)
 

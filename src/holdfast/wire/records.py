@@ -89,6 +89,8 @@ def prepare(*kinds: Any) -> None:
     """Create the converters of these types in advance; otherwise they would be created during the first incident."""
     _prepared.update(dict.fromkeys(kinds))
     for _ in range(2):  # twice, because cattrs drops existing converters when it meets a new container type
+        # A field of a class that contains itself (`Action.before`) is written by the class of its value.
+        _FAST.get_unstructure_hook(tuple)
         for kind in _prepared:
             _FAST.get_unstructure_hook(kind)
             _FAST.get_structure_hook(kind)

@@ -7,6 +7,8 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare
+from holdfast.supervisor.core.model.turn import Turn
+from holdfast.supervisor.leader.cluster import FleetOfTerm
 from holdfast.supervisor.protocol import JobPhase, MachineDeleted, MachineLabelled, Noted, NoticeRequested
 from holdfast.supervisor.timers import NoticeDue
 
@@ -69,9 +71,23 @@ def test_a_node_whose_ranks_may_still_run_is_not_forgotten() -> None:
     fleet.lose("n1")
     delete(fleet, "n1")
     assert "n1" in fleet.state.nodes
-    assert JOB in fleet.state.nodes["n1"].live_generations
+    assert JOB in fleet.state.live_on(fleet.state.nodes["n1"])
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_lost_node_is_away_when_its_workers_have_ended_and_the_cluster_is_compared_again() -> None:
+    fleet = running(job(dp=2), spares=1, saved=10)
+    seen = FleetOfTerm(lambda: fleet.state, lambda event: None, lambda: fleet.now)
+    fleet.lose("n1")
+    before = seen.version()
+    assert not seen.known()["n1"].away
+    assert seen.version() is before
+    turn = Turn(fleet.state, fleet.now)
+    turn.end_live(JOB, ("n1",))
+    fleet.state = turn.finish()
+    assert seen.known()["n1"].away
+    assert seen.version() is not before
 
 
 @pytest.mark.parametrize("node", ["n9", ""])

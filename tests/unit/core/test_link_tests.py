@@ -339,7 +339,7 @@ def test_what_was_found_before_a_node_had_ranks_puts_it_out_no_more() -> None:
     for kind in (Stop, Prepare):
         for send in [send for send in fleet.sent if isinstance(send.order, kind)]:
             fleet.done(send.node, kind)
-    assert not fleet.state.nodes[name].live_generations
+    assert not fleet.state.live_on(fleet.state.nodes[name])
     assert fleet.tests() == under_way  # of two others; what it finds is the first that is known after the ranks
     fleet.answer_tests()
     assert not fleet.out()
@@ -354,7 +354,7 @@ def test_a_node_that_is_still_bad_after_its_ranks_is_blamed_again() -> None:
     fleet.bad[name] = 0.0
     fleet.finish()
     fleet.answer_orders()
-    assert not fleet.state.nodes[name].live_generations
+    assert not fleet.state.live_on(fleet.state.nodes[name])
     fleet.play(4 * EVERY_S)
     assert fleet.out() == {name}
 

@@ -246,7 +246,7 @@ def test_the_answer_to_prepare_is_the_report_of_the_workers() -> None:
         known = fleet.state.nodes[node]
         assert (known.workers_version, known.workers_at, known.ended) == (20, fleet.now, ())
         assert [(each.generation, each.pid) for each in known.workers] == [(2, 300 + int(node[1:]))]
-        assert known.live_generations == {JOB: (2,)}
+        assert fleet.state.live_on(known) == {JOB: (2,)}
     fleet.answer_orders()
     fleet.step_all()
     fleet.wait(30.0)
@@ -266,7 +266,7 @@ def test_an_answer_that_comes_after_a_newer_hello_does_not_bring_its_workers_bac
     fleet.report("n1", Hello(fleet.facts("n1"), (), workers_version=21))
     fleet.report("n1", late)
     known = fleet.state.nodes["n1"]
-    assert (known.workers_version, tuple(known.workers), known.live_generations) == (21, (), {JOB: (2,)})
+    assert (known.workers_version, tuple(known.workers), fleet.state.live_on(known)) == (21, (), {JOB: (2,)})
     assert "n1" not in fleet.orders(Prepare), "the order is answered all the same"
 
 

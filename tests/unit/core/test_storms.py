@@ -38,7 +38,7 @@ def test_a_job_that_waits_looks_again_when_a_node_is_free_and_not_when_another_j
 
     def asked(node: str) -> list[str]:
         turn = Turn(fleet.state, fleet.now)
-        turn.put_node(node, live_generations={JOB: (7,)})
+        turn.begin_live(JOB, 7, (node,))
         return turn.touched()
 
     assert asked("n0") == [JOB]

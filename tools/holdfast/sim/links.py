@@ -173,5 +173,5 @@ def is_waiting(state: State, node: Node) -> bool:
         if job.generation is not None and not job.phase.finished and job.phase.value != "pending"
         for name in job.generation.nodes
     }
-    busy = node.live_generations or node.workers or node.name in members
+    busy = state.live_on(node) or node.workers or node.name in members
     return node.connected and not node.lost and not busy and node.notice is None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from holdfast.sim.world import Violation
-from holdfast.supervisor.core import Node, State
+from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import Command, Event, NodeCordonRequested, NodeRepaired, RequestReplacement
 from holdfast.supervisor.return_rules import ReplacementRules
 
@@ -51,7 +51,7 @@ class ReplacementPromises:
                 self.agreed.pop(node, None)
         for command in commands:
             if isinstance(command, RequestReplacement):
-                self._asked(command, after.nodes[command.node])
+                self._asked(command, after)
 
     def came(self, node: str) -> None:
         """Record that another machine has arrived."""
@@ -62,10 +62,11 @@ class ReplacementPromises:
         self.asked.clear()
         self.agreed.clear()
 
-    def _asked(self, command: RequestReplacement, node: Node) -> None:
+    def _asked(self, command: RequestReplacement, state: State) -> None:
+        node = state.nodes[command.node]
         what = f"{command.node} is to be replaced ({command.request})"
-        if node.connected and (node.live_generations or node.workers):
-            raise Violation(f"{what}, and its workers {node.live_generations} have not ended")
+        if node.connected and ((live := state.live_on(node)) or node.workers):
+            raise Violation(f"{what}, and its workers {live} have not ended")
         if node.removal is None:
             raise Violation(f"{what}, and no fault has taken it out: {node.unschedulable_reason or 'in service'}")
         if command.request in self.asked:

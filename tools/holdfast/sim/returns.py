@@ -100,7 +100,7 @@ class ReturnPromises:
                 case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, generation=generation)):
                     self._no_ranks_too_early(generation, after, event.at)
                 case Send(node=name, order=RebootNode()) if name not in {send.node for send in before.sends()}:
-                    self._boots_only_what_must(after.nodes[name])
+                    self._boots_only_what_must(after, after.nodes[name])
 
     def log_went_back(self, state: State) -> None:
         """Forget the decisions that the log has lost."""
@@ -171,9 +171,9 @@ class ReturnPromises:
                 f"not a spare again by {at:.3f}: {node.unschedulable_reason}"
             )
 
-    def _boots_only_what_must(self, node: Node) -> None:
-        if node.live_generations or node.workers:
-            raise Violation(f"{node.name} is to boot, and its workers {node.live_generations} have not ended")
+    def _boots_only_what_must(self, state: State, node: Node) -> None:
+        if (live := state.live_on(node)) or node.workers:
+            raise Violation(f"{node.name} is to boot, and its workers {live} have not ended")
         if node.name in self.back or node.removal is None:
             raise Violation(
                 f"{node.name} is to boot, and no fault needs it: {node.unschedulable_reason or 'in service'}"

@@ -271,7 +271,7 @@ class Scenario(Neighbourhood):
         state = self.supervisor.committed
         if self.supervisor.leading and JOB not in state.jobs:
             self._submissions += 1
-            if any(JOB in node.live_generations for node in state.nodes.values()):  # of a run that the log has lost
+            if JOB in state.live:  # of a run that the log has lost
                 self.supervisor.append(
                     JobStopRequested(self.world.now, JOB, "its supervisor has lost its state", False)
                 )

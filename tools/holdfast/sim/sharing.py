@@ -164,7 +164,7 @@ def _kept(state: State, at: float) -> set[str]:
 
 def _idle(state: State) -> set[str]:
     """Return the nodes on which no workers have to stop first."""
-    return {node for node in _free(state) if not state.nodes[node].live_generations}
+    return {node for node in _free(state) if not state.live_on(state.nodes[node])}
 
 
 def _is_fit(node: Node) -> bool:

@@ -94,7 +94,7 @@ def check(state: State, event: OperatorEvent) -> None:
             check_submission(state, event.spec)
             check_earlier(state, event)
         case JobStopRequested():
-            if event.job in state.jobs or not any(event.job in node.live_generations for node in state.nodes.values()):
+            if event.job in state.jobs or event.job not in state.live:
                 _unfinished(state, event.job)  # else nodes have workers of a run that this state does not contain
         case CheckpointRequested():
             job = _unfinished(state, event.job)

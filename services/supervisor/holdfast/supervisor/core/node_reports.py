@@ -32,7 +32,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.supervisor.core import binding, fault_requests, progress, sessions
 from holdfast.supervisor.core.changes import final_upload, handover, planned, suspension
-from holdfast.supervisor.core.fleet import nodes, resets
+from holdfast.supervisor.core.fleet import resets
 from holdfast.supervisor.core.handling import jobs, reconcile, resetting
 from holdfast.supervisor.core.model.present import Unanswered
 from holdfast.supervisor.core.model.state import Node
@@ -143,7 +143,7 @@ def _orders_done(turn: Turn, answers: Sequence[tuple[str, OrderDone, Unanswered 
         turn.answered(job, of_job)
         if isinstance(broadcast.order, Prepare):
             placed = [(broadcast.placements[slot], done) for slot, done in of_job.items()]
-            of_nodes = ((place.node, done) for place, done in placed)
+            of_nodes = [(place.node, done) for place, done in placed]
             reconcile.on_prepared(turn, job, broadcast.order.generation, of_nodes)
             handover.on_prepared(turn, job, placed)
     for node, done in others:
@@ -161,7 +161,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         case Prepare() if done.ok:  # sent by an earlier version, which stored each order of a broadcast
             reconcile.on_prepared(turn, send.order.job, send.order.generation, [(node, done)])
         case Stop() if done.ok:
-            nodes.release_holds(turn, node, send.order.job, send.order.generation)
+            turn.end_live(send.order.job, (node,), send.order.generation)
         case RebootNode():
             reboots.on_answer(turn, node, done)
         case RestartAgent():

@@ -7,6 +7,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import RestartAgent
 from holdfast.supervisor.core.fleet import nodes, resets, returns
 from holdfast.supervisor.core.handling import job_needs, notices
+from holdfast.supervisor.core.model.index import By
 from holdfast.supervisor.core.model.state import State
 from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.core.repair import reboots, replacements
@@ -57,14 +58,14 @@ def check_agent_restart(state: State, event: AgentRestartRequested) -> None:
         raise Conflict(f"{event.node} has no session: the order cannot be sent to its agent")
     if not node.facts.restarts:
         raise Conflict(f"the agent of {event.node} does not support this order, or is not a service of its own")
-    jobs = sorted({run.job for run in node.workers} | set(node.live_generations))
+    jobs = sorted({run.job for run in node.workers} | state.live_on(node).keys())
     if jobs:
         raise Conflict(f"{event.node} has workers of {', '.join(jobs)}, which end with its agent; cordon it first")
 
 
 def restart_agent(turn: Turn, event: AgentRestartRequested) -> None:
     node = turn.nodes.get(event.node)
-    if node is None or not node.connected or node.live_generations or node.workers:
+    if node is None or not node.connected or turn.group(By.HELD, node.name) or node.workers:
         turn.note(event.node, "its agent is not restarted: the node has workers, or no session")
     elif turn.order_to(event.node, RestartAgent) is None:
         turn.send(event.node, RestartAgent(event.reason))

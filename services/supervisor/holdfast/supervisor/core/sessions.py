@@ -111,7 +111,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> N
     returns.review(turn, node.name)
     nodes.refresh(turn, node.name, "its control session is back")
     _resend(turn, node.name)
-    for job in sorted(turn.nodes[node.name].live_generations):
+    for job in turn.found(By.HELD, node.name):
         if job in turn.jobs:
             change_failures.on_node_back(turn, job, node.name)
 
@@ -129,7 +129,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
                 why = "its agent restarted before it answered"
                 fault_requests.answered(turn, node.name, send.order, OrderDone(send.command_id, ok=False, reason=why))
     job = nodes.job_of(turn, node.name)
-    ran = job is not None and job.running is not None and job.running.number in node.live_generations.get(job.name, ())
+    ran = job is not None and job.running is not None and job.running.number in turn.generations_on(node.name, job.name)
     booted = "" not in (facts.boot_id, node.facts.boot_id) and facts.boot_id != node.facts.boot_id
     is_other = "" not in (facts.machine_id, node.facts.machine_id) and facts.machine_id != node.facts.machine_id
     turn.heard(node.name, event.seq)
@@ -142,7 +142,6 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
         connected_at=turn.at,
         booted_at=turn.at if booted else node.booted_at,
         lost=False,
-        live_generations={},
         inventory={},
         inventory_from={},
         announced=_announced(hello),
@@ -155,6 +154,8 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, hello: Hello) -> Non
         ended=(),
         template=None,
     )
+    for each in turn.found(By.HELD, node.name):
+        turn.end_live(each, (node.name,))
     if job is not None:
         saved.newest_at_home(turn, job.name, [(node.name, ())])
     turn.cancel_timer(LostTimeout(node.name))

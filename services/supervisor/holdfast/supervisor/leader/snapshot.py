@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import compress
 from operator import is_not
 from typing import Any, get_args, get_origin, get_type_hints
@@ -40,13 +40,11 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "nodes": {
         "held": ("inventory", "inventory_from"),
         "live": ("workers", "workers_version", "workers_at", "ended"),
-        "generations": ("live_generations",),
     },
     "jobs": {"spec": ("spec",), "generation": ("generation",), "running": ("running",)},
 }
 _EARLIER = {"nodes": ("inventory", "workers")}  # groups of one field, of format 4
 _NODE = get_type_hints(Node, include_extras=True)
-SAME_MAX = 1024
 
 
 class _Group:
@@ -62,9 +60,6 @@ class _Group:
         # A value without elements is the default.
         if any(each is not MISSING and each for each in map(_default_value, fields(self.kind))):
             raise TypeError(f"a field of {self.kind.__name__} has a default that is not empty")
-        self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
-        self._is_mapping = issubclass(get_origin(self.hint) or object, Mapping)
-        self._newest: tuple[Any, bytes] = (None, b"")  # the value written last: many rows in a row have the same object
 
     def dumps(self, row: Any) -> bytes | None:
         """None if all fields have their default values."""
@@ -72,13 +67,7 @@ class _Group:
         if self.hint is self.kind:
             return self._write_fields(known)
         value = known[self._names[0]]
-        if not value:
-            return None
-        if value is not self._newest[0]:
-            # Thousands of nodes have equal `live_generations`.
-            same = self._write_same(tuple(value.items())) if self._is_mapping else self._write(value)
-            self._newest = value, same
-        return self._newest[1]
+        return self._write(value) if value else None
 
     def loads(self, raw: bytes) -> dict[str, Any]:
         value = records.loads(raw, self.hint)
@@ -166,9 +155,9 @@ _APART = {name: _Row(name) for name in _GROUPS}
 # the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy, is a part
 # of its own, and a row contains no fields of its groups. 7: incidents, findings and pre-flight tests have the names of the
 # glossary; `records` also reads the former names. 8: runs of shards and of workers are lists of their values, without the names
-# of the fields.
-_FORMAT, _NOW = "format", b"8"
-_SAME_PARTS = (b"6", b"7", _NOW)  # formats with the same parts and rows
+# of the fields. 9: which generations may live on which nodes is a table by job, and nodes have numbers.
+_FORMAT, _NOW = "format", b"9"
+_SAME_PARTS = (b"6", b"7", b"8", _NOW)  # formats with the same rows and the same parts of rows, but for `_GENERATIONS`
 _BEFORE = tuple(str(number).encode() for number in range(2, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
@@ -180,6 +169,7 @@ _UPGRADES = {
 }
 
 _SLOT, _PREPARE = "slot", "prepare"
+_GENERATIONS = "generations"  # the part of a node, until format 8, with the generations that may live on it
 _TIMER: Any = tuple[Timer, float]  # a row of the timers; its key is only for people
 
 
@@ -283,27 +273,31 @@ def load(parts: Mapping[str, bytes]) -> State:
     slots: dict[str, _Slot] = {}
     current = written in _SAME_PARTS
     numbers: dict[str, int] = {}  # node → number of its newest report, as earlier versions stored it
+    live_on: dict[str, upgrades.LiveOn] = {}  # node → generations that may live on it, until format 8
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, group = key.rpartition(":")
+        group = group if colon else ""
         try:
             if table and name == "timers":
                 timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
                 values[name][timer] = due
-            elif not colon and table and name in _TABLES:
-                values[name][key] = _read(name, raw, _row_kind(name, current), current)
-                if name == "nodes" and upgrades.has_last_seq(raw):
-                    numbers[key] = upgrades.last_seq(raw)
             elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and group == _SLOT:
                 slots[row] = records.loads(raw, _Slot)
+            elif name == "nodes" and group == _GENERATIONS and written != _NOW:
+                live_on[row] = records.loads(raw, upgrades.LiveOn)
             elif name in _APART and group in _APART[name].groups:
                 apart[name, row] |= _APART[name].groups[group].loads(raw)
             elif group in _EARLIER.get(name, ()):
                 apart[name, row][group] = records.loads(raw, _NODE[group])
             elif table and name in _TABLES:
                 values[name][key] = _read(name, raw, _row_kind(name, current), current)
+                if name == "nodes" and written != _NOW:
+                    live_on.setdefault(key, upgrades.live_on(raw))
+                if name == "nodes" and upgrades.has_last_seq(raw):
+                    numbers[key] = upgrades.last_seq(raw)
             elif name in _FIELDS:
                 values[name] = _read(name, raw, _HINTS[name], current)
         except MalformedMessage as error:
@@ -316,6 +310,8 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name][row] = evolve(values[name][row], **changes)
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
+    if written != _NOW:
+        values["nodes"], values["live"] = upgrades.live(values["nodes"], live_on)
     if numbers:
         values["heard"] = upgrades.heard(values["heard"], numbers)
     return _upgraded(State(**values))

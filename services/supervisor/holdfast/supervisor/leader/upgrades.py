@@ -6,12 +6,16 @@ decoder ignores unknown fields, so moved fields are copied, and removed ones are
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
 from holdfast.domain import old_evidence
-from holdfast.supervisor.core.model.state import heard_in
+from holdfast.domain.evolve import evolve
+from holdfast.domain.numbers import Numbers
+from holdfast.supervisor.core.model.live import Live
+from holdfast.supervisor.core.model.state import Node, heard_in
 from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 from holdfast.wire.records import TAG
@@ -133,9 +137,9 @@ def incident(tree: Tree) -> Tree:
 
 
 def node(tree: Tree) -> Tree:
-    """Until format 4, the fields of a node were named "condemned" and "holds". Later versions stored `announced` as a flag,
-    whether an inventory was reported."""
-    tree = _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
+    """Until format 4, `unschedulable_reason` was named "condemned". Later versions stored `announced` as a flag, whether an
+    inventory was reported."""
+    tree = _renamed(tree, condemned="unschedulable_reason")
     return {**tree, "announced": []} if tree.pop("inventoried", False) else tree
 
 
@@ -167,6 +171,36 @@ def heard(known: Mapping[str, Mapping[str, int]], numbers: Mapping[str, int]) ->
         if number:
             rows.setdefault(heard_in(node), {}).setdefault(node, number)
     return rows
+
+
+# Until format 8, each node had the generations that may live on it: in a part of their own, until format 4 in its row.
+LiveOn = dict[str, tuple[int, ...]]  # job → generations, ascending
+
+
+def live_on(row: bytes) -> LiveOn:
+    """The generations that may live on the node with this stored row, if they are in it. Raises `MalformedMessage`."""
+    return records.loads(row, _LiveOn).holds
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveOn:
+    """The only field of a node's row that is read here."""
+
+    holds: LiveOn = field(default_factory=dict)
+
+
+def live(nodes: Mapping[str, Node], live_on: Mapping[str, LiveOn]) -> tuple[dict[str, Node], dict[str, Live]]:
+    """`State.nodes`, numbered, and `State.live`."""
+    numbered = {name: evolve(node, number=number) for number, (name, node) in enumerate(sorted(nodes.items()))}
+    table: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name, node in numbered.items():
+        for job, generations in live_on.get(name, {}).items():
+            for generation in generations:
+                table[job][generation].append(node.number)
+    return numbered, {
+        job: {generation: Numbers(by_generation[generation]) for generation in sorted(by_generation)}
+        for job, by_generation in table.items()
+    }
 
 
 def breaker(tree: Tree) -> Tree:

@@ -15,6 +15,7 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import NodeState
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, OrderDone, Start
 from holdfast.domain.tiers import STORE
 from holdfast.log.names import SUPERVISOR_GROUP, SUPERVISOR_STREAMS
@@ -23,6 +24,7 @@ from holdfast.runtime.telling import metrics, telemetry
 from holdfast.runtime.telling.telemetry import Point
 from holdfast.supervisor.core import LINK_STANDINGS, link_standing, saved_steps
 from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.live import nodes_of
 from holdfast.supervisor.core.model.state import State
 from holdfast.supervisor.history.goodput import account
 from holdfast.supervisor.history.ledger import to_history
@@ -145,10 +147,11 @@ def _links(state: State) -> list[Point]:
     """Nodes that take part in network tests, by verdict; empty without a state or if there are no tests."""
     if not state.epoch or not state.config.links.every_s:
         return []
+    busy = Numbers.union(map(nodes_of, state.live.values()))
     counted = Counter(
         link_standing(node)
         for node in state.nodes.values()
-        if node.connected and node.facts.tests_links and not node.live_generations
+        if node.connected and node.facts.tests_links and node.number not in busy
     )
     return [(counted[each], {"verdict": each}) for each in LINK_STANDINGS]
 

@@ -14,7 +14,7 @@ one of them to reconnect, and afterwards relies on the branch alone (docs/adr/00
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from holdfast.domain import spans
 from holdfast.domain.construct import constructor_of
@@ -227,18 +227,10 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     peers_of = tuple([tuple([sources[other] for other in copies[node] if sources[other].endpoint]) for node in members])
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of, suspected)
     stay = members.keys() & claimed  # their published states do not change
-    holds: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
-    before_it: Mapping[str, tuple[int, ...]] | None = None
-    kept: list[tuple[str, Mapping[str, object]]] = []
-    for name, held in members.items():
-        if held.live_generations != before_it:  # nearly all nodes may have workers of the same generations
-            before_it = held.live_generations
-            holds = {"live_generations": {**before_it, job.name: (*before_it.get(job.name, ()), number)}}
-        if held.ranks_at and name in stay:  # never idle since: it has no newer network test
-            kept.append((name, holds))
-        else:
-            turn.put_node(name, **holds, ranks_at=turn.at)
-    turn.put_nodes(kept)
+    turn.begin_live(job.name, number, members)
+    for name, member in members.items():
+        if not member.ranks_at or name not in stay:  # the others were never idle since: they have no newer network test
+            turn.put_node(name, ranks_at=turn.at)
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=members)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)
@@ -311,9 +303,7 @@ def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
 
 def newest_held(turn: Turn, job: str) -> int:
     """The newest generation that any node may have workers of; 0 = none."""
-    return max(
-        (number for node in turn.group(By.HOLDS, job) for number in turn.nodes[node].live_generations[job]), default=0
-    )
+    return max(turn.live.get(job, {}), default=0)
 
 
 def stop_removed_nodes(

@@ -210,7 +210,8 @@ def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
     running = job.running
     if running is None:
         return False
-    return all(running.number in turn.nodes[node].live_generations.get(job.name, ()) for node in running.nodes)
+    live = turn.live.get(job.name, {}).get(running.number, Numbers())
+    return all(turn.nodes[node].number in live for node in running.nodes)
 
 
 def _start(turn: Turn, job: Job, preparing: Preparing) -> None:

@@ -83,20 +83,6 @@ def mark_unschedulable(
         breaker.count_failed(turn, name)
 
 
-def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
-    """Record that `name` has no workers of `job` of generation `up_to` or older any more, except of those in `keep`."""
-    turn.put_node(name, live_generations=holds_after(turn.nodes[name], job, up_to, keep))
-
-
-def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
-    """`Node.live_generations` without these generations."""
-    holds = dict(node.live_generations)
-    left = tuple([number for number in holds.pop(job, ()) if number > up_to or number in keep])
-    if left:
-        holds[job] = left
-    return holds
-
-
 def set_zone(turn: Turn, name: str, zone: str) -> None:
     """Set the failure domain of the node's machine, for future placements."""
     if (node := turn.nodes.get(name)) is not None and node.machine_zone != zone:
@@ -108,7 +94,7 @@ def forget(turn: Turn, name: str, reason: str) -> None:
     node = turn.nodes.get(name)
     if node is None or node.connected or not node.lost or job_of(turn, name) is not None:
         return
-    if any(job in turn.jobs and not turn.jobs[job].phase.finished for job in node.live_generations):
+    if any(job in turn.jobs and not turn.jobs[job].phase.finished for job in turn.group(By.HELD, name)):
         return
     _drop(turn, name)
     turn.note(name, f"removed: {reason}")

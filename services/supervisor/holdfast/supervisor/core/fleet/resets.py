@@ -99,7 +99,7 @@ def review(turn: Turn) -> None:
     for name in turn.found(By.RESET_DUE):
         node = turn.nodes[name]
         due = node.reset_due
-        busy = node.live_generations or node.workers
+        busy = turn.group(By.HELD, name) or node.workers
         if due is None or busy or not node.connected or node.unheard or obstacle(node):
             continue
         if turn.order_to(name, ResetGpu) is None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Remedy
 from holdfast.supervisor.core.fleet import nodes
+from holdfast.supervisor.core.model.index import By
 from holdfast.supervisor.core.model.lifecycle import Deferred, Suspended, Waiting
 from holdfast.supervisor.core.model.state import Node
 from holdfast.supervisor.core.model.turn import Turn
@@ -224,13 +225,13 @@ def review(turn: Turn, name: str) -> None:
     if removal is None or removal.final or not node.connected or node.lost:
         return
     if removal.back_at is None:
-        if not is_cured(node):
+        if not is_cured(turn, node):
             return
         removal = _begin_hold(turn, node, removal)
         node = turn.nodes[name]
     if turn.at < removal.hold_until:
         return
-    if removal.cure is Cure.LINKS and not is_cured(node):
+    if removal.cure is Cure.LINKS and not is_cured(turn, node):
         return  # a later test was bad
     if removal.hold_until > (removal.back_at or 0.0) and not has_passed(node):
         return
@@ -241,7 +242,7 @@ def review(turn: Turn, name: str) -> None:
     admit(turn, name, "its hold-down is over")
 
 
-def is_cured(node: Node) -> bool:
+def is_cured(turn: Turn, node: Node) -> bool:
     """Whether everything has happened that its fault requires before the hold-down begins."""
     removal = node.removal
     assert removal is not None
@@ -249,7 +250,7 @@ def is_cured(node: Node) -> bool:
         case Cure.RETURN:
             return True
         case Cure.STOPPED:
-            return not node.live_generations and not node.workers
+            return not turn.group(By.HELD, node.name) and not node.workers
         case Cure.TESTS:
             return has_passed(node)
         case Cure.LINKS:

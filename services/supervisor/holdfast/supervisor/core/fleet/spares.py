@@ -48,7 +48,7 @@ def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
         and _is_able(node, job.spec.pool, job.spec.nproc_per_node)
         and not is_member
         and node.name not in excluded
-        and all(holder == job.name for holder in node.live_generations)
+        and all(holder == job.name for holder in turn.group(By.HELD, node.name))
         and node.name not in withheld(turn, job)
     )
 
@@ -110,7 +110,7 @@ def _free_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     members = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
     out = able.names.intersection((*members, *excluded))
-    out |= {name for name in able.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
+    out |= {name for name in able.held if any(holder != job.name for holder in turn.group(By.HELD, name))}
     return tuple(spare for spare in able.spares if spare.node not in out) if out else able.spares
 
 
@@ -119,7 +119,9 @@ def _able(turn: Turn, pool: str, nproc: int) -> _Able:
     able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], pool, nproc)]
     spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
     return _Able(
-        spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.live_generations)
+        spares,
+        frozenset(node.name for node in able),
+        tuple(node.name for node in able if turn.group(By.HELD, node.name)),
     )
 
 
@@ -171,7 +173,7 @@ def _allot(turn: Turn) -> _Allotted:
 def _by_readiness(turn: Turn, spare: Spare) -> tuple[object, ...]:
     """The order in which spares are reserved. A node on which the job's own earlier workers still have to stop comes last: it
     may take long, or fail, and no other job could use the node meanwhile."""
-    return (bool(turn.nodes[spare.node].live_generations), spare.repute, spare.node)
+    return (bool(turn.group(By.HELD, spare.node)), spare.repute, spare.node)
 
 
 def _allowed(turn: Turn, job: Job, free: tuple[Spare, ...]) -> tuple[Spare, ...]:

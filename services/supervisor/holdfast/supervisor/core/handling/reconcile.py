@@ -72,17 +72,13 @@ def _finished(turn: Turn, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-def on_prepared(turn: Turn, job: str, generation: int, answers: Iterable[tuple[str, OrderDone]]) -> None:
+def on_prepared(turn: Turn, job: str, generation: int, answers: Sequence[tuple[str, OrderDone]]) -> None:
     """These nodes have prepared a generation and have no workers of an older one. An answer contains the node's workers, or the
     complete set is reported a moment later."""
     at, known = turn.at, turn.nodes
-    before: Mapping[str, tuple[int, ...]] | None = None
-    holds: Mapping[str, tuple[int, ...]] = {}
     reported: list[tuple[str, Mapping[str, object]]] = []
     for name, done in answers:
         node = known[name]
-        if node.live_generations is not before:  # nearly all nodes have the same
-            before, holds = node.live_generations, nodes.holds_after(node, job, generation - 1)
         if done.workers_version > node.workers_version:
             # The version is first: it shows without a comparison that the workers differ.
             values = {
@@ -90,15 +86,13 @@ def on_prepared(turn: Turn, job: str, generation: int, answers: Iterable[tuple[s
                 "workers": done.workers,
                 "ended": (),
                 "workers_at": at,
-                "live_generations": holds,
             }
             reported.append((name, values))
-        elif done.workers_version:  # repeated after a Hello, which is newer
-            turn.put_node(name, live_generations=holds)
-        else:
+        elif not done.workers_version:  # else repeated after a Hello, which is newer
             others = [run for run in worker_runs(node.workers) if run.job != job]
-            turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
+            turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))))
     turn.put_nodes(reported)
+    turn.end_live(job, [name for name, _ in answers], generation - 1)
     _review_nodes(turn, [name for name, _ in reported])
 
 
@@ -118,13 +112,11 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         known = turn.jobs.get(job)
         if known is not None and generation > max(known.number, known.numbering.seen):
             turn.put_job(job, numbering=evolve(known.numbering, seen=generation))
-        held = turn.nodes[name].live_generations.get(job, ())
+        held = turn.generations_on(name, job)
         if generation in held and known is not None and not known.phase.finished:
             continue
         if generation not in held:
-            turn.put_node(
-                name, live_generations={**turn.nodes[name].live_generations, job: tuple(sorted({*held, generation}))}
-            )
+            turn.begin_live(job, generation, (name,))
         if known is None:  # unknown is not faulty: this state may be newer than that run
             if generation not in held:
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")

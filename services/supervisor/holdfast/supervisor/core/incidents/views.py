@@ -57,7 +57,7 @@ def view(state: State, job_name: str, at: float) -> JobView:
 def options(turn: Turn, job: Job) -> tuple[str, ...]:
     """The nodes that `job` could have ranks on now. If they change, a decision to wait is made again."""
     members = job.generation.nodes if job.generation else ()
-    able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and _may_stay(turn.nodes[n], job)}
+    able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and _may_stay(turn, turn.nodes[n], job)}
     return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
 
 
@@ -66,12 +66,12 @@ def reserved_nodes(state: State, job: Job) -> tuple[str, ...]:
     return reserved_for(Turn(state, state.folded_at), job) if job.spec.spares else ()
 
 
-def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
+def _may_stay(turn: Turn, node: Node, job: Job, *, after_resets: bool = False) -> bool:
     """Whether a member of the job may keep its ranks. A failed pre-flight test excludes it unless it has workers of the job."""
     if node.asked_to_end and isinstance(job.doing, Waiting | Suspended | Deferred):
         return False  # workers that run there may continue, but none are started any more
     return (node.in_service if after_resets else node.usable) and (
-        node.preflight is None or not node.unfit or job.name in node.live_generations
+        node.preflight is None or not node.unfit or node.name in turn.group(By.HOLDS, job.name)
     )
 
 
@@ -87,7 +87,7 @@ def unusable_members(turn: Turn, job: Job, *, after_resets: bool = False) -> tup
         node
         for node in members
         if node not in available or node in unfit or node in announced or node in excluded
-        if node not in nodes or node in excluded or not _may_stay(nodes[node], job, after_resets=after_resets)
+        if node not in nodes or node in excluded or not _may_stay(turn, nodes[node], job, after_resets=after_resets)
     )
     return turn.pooled(("unusable", job.name, after_resets), lambda: tuple(out), job)
 

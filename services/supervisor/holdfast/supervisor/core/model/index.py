@@ -26,7 +26,7 @@ class By(IntEnum):
     QUARANTINED = 6  # nodes
     GONE = 7  # nodes that are lost
     SILENT = 8  # nodes with a session and a replicator that have not reported an inventory
-    HOLDS = 9  # job → nodes that may have workers of it
+    HOLDS = 9  # job → nodes that may have workers of it (`State.live`)
     KEEPS = 10  # job → nodes that hold or held shards of it
     WANTS_NODES = 11  # unfinished jobs that could use other nodes, or cannot run now
     OPEN = 12  # job → its open incidents
@@ -49,6 +49,7 @@ class By(IntEnum):
     RANKED = 29  # unfinished jobs with another priority than 0
     ON_PROBATION = 30  # nodes on probation
     UNFIT = 31  # nodes whose pre-flight test excludes them
+    HELD = 32  # node → jobs of which it may have workers (`State.live`)
 
 
 Group = Mapping[str, None]  # an insertion-ordered set; copied as fast as a dictionary

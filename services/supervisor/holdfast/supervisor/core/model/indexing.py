@@ -20,6 +20,7 @@ from holdfast.supervisor.core.model.lifecycle import (
     Suspended,
     Waiting,
 )
+from holdfast.supervisor.core.model.live import nodes_of
 from holdfast.supervisor.core.model.state import Node, State
 from holdfast.supervisor.protocol import JobPhase, Send
 
@@ -35,6 +36,9 @@ def index_of(state: State) -> Index:
         draft.node(None, node)
     for job in state.jobs.values():
         draft.job(None, job)
+    names = {node.number: node.name for node in state.nodes.values()}
+    for name, live in state.live.items():
+        draft.live(name, began=[names[number] for number in nodes_of(live) if number in names])
     for incident in state.incidents.values():
         draft.incident(None, incident)
     for send in state.outbox.values():
@@ -86,9 +90,7 @@ class Draft:
         free, silent = name in self.get(By.FREE), name in self.get(By.SILENT)
         self._move(_of_node(old), _of_node(new))
         self._set_free(name)
-        # Only while a node is free, or released for them, can jobs use it that have no claim on it.
-        released = name in self.get(By.QUARANTINED) or name in self.get(By.RETURNING)
-        if free or name in self.get(By.FREE) or released:
+        if free or self._is_in_pool(name):
             self._change_pool()
         elif old is None or new is None or _use_differs(old, new):
             self.uses_changed += 1
@@ -110,6 +112,18 @@ class Draft:
             self._move({(By.CLAIM, node, name) for node in was - now}, {(By.CLAIM, node, name) for node in now - was})
             for node in was ^ now:
                 self._set_free(node)
+
+    def live(self, job: str, began: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
+        """Nodes that may have workers of the job from now on, and nodes that have none any more."""
+        before = {entry for node in ended for entry in ((By.HOLDS, job, node), (By.HELD, node, job))}
+        after = {entry for node in began for entry in ((By.HOLDS, job, node), (By.HELD, node, job))}
+        self._move(before, after)
+        for node in (*began, *ended):
+            self.version += 1
+            if self._is_in_pool(node):
+                self._change_pool()
+            elif node in self.get(By.UNFIT):
+                self.uses_changed += 1
 
     def incident(self, old: Incident | None, new: Incident | None) -> None:
         self._move(_of_incident(old), _of_incident(new))
@@ -144,6 +158,10 @@ class Draft:
             self._change_pool()
             entry = {(By.FREE, "", node)}
             self._move(set() if free else entry, entry if free else set())
+
+    def _is_in_pool(self, node: str) -> bool:
+        """Whether jobs that have no claim on the node can use it: it is free, or may be released for them."""
+        return any(node in self.get(what) for what in (By.FREE, By.QUARANTINED, By.RETURNING))
 
     def _change_pool(self) -> None:
         self.pool_changed = True
@@ -180,7 +198,6 @@ _GROUPED_BY: Mapping[str, Callable[[Any, Any], bool]] = {
     "facts": is_not,
     "preflight": ne,  # reported again with each session
     "notices": is_not,
-    "live_generations": _other_keys,
     "faults": is_not,
     "suspicion": lambda old, new: (old is None) is not (new is None),
     "inventory": _other_keys,
@@ -188,17 +205,13 @@ _GROUPED_BY: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def groups_of_fields(names: Iterable[str]) -> list[tuple[str, Callable[[Any, Any], bool]]]:
-    """Those of the fields that the groups of a node without a pre-flight test depend on, with their comparisons."""
+    """Those of the fields that the groups of a node depend on, with their comparisons."""
     return [(name, _GROUPED_BY[name]) for name in names if name in _GROUPED_BY]
 
 
 def _node_differs(old: Node, new: Node, changed: Iterable[str]) -> bool:
     """Whether the node's groups may differ. Most reports of a node do not change them."""
-    for name in changed:
-        differs = _GROUPED_BY.get(name)
-        if differs is not None and differs(getattr(old, name), getattr(new, name)):
-            return True
-    return bool(new.unfit) and old.live_generations is not new.live_generations
+    return any(differs(getattr(old, name), getattr(new, name)) for name, differs in groups_of_fields(changed))
 
 
 def _use_differs(old: Node, new: Node) -> bool:
@@ -209,7 +222,6 @@ def _use_differs(old: Node, new: Node) -> bool:
         or old.facts is not new.facts
         or old.preflight != new.preflight
         or old.notices is not new.notices
-        or (bool(new.unfit) and old.live_generations is not new.live_generations)
     )
 
 
@@ -217,9 +229,7 @@ def _of_node(node: Node | None) -> set[Entry]:
     if node is None:
         return set()
     name = node.name
-    entries: set[Entry] = {(By.HOLDS, job, name) for job in node.live_generations} | {
-        (By.KEEPS, job, name) for job in node.inventory
-    }
+    entries: set[Entry] = {(By.KEEPS, job, name) for job in node.inventory}
     if node.connected:
         entries.add((By.CONNECTED, "", name))
         entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))

@@ -15,6 +15,7 @@ from holdfast.domain.orders import Order
 from holdfast.supervisor.core.model.index import By, Group, Memo
 from holdfast.supervisor.core.model.indexing import Draft, index_of
 from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.live import Live, generations_on
 from holdfast.supervisor.core.model.state import Breaker, Config, Invite, Node, State
 from holdfast.supervisor.protocol import (
     Broadcast,
@@ -44,6 +45,7 @@ class Present:
 
     nodes: Mapping[str, Node]  # the present tables; plain attributes, because one incident reads them a million times
     jobs: Mapping[str, Job]
+    live: Mapping[str, Live]
     incidents: Mapping[str, Incident]
     outbox: Mapping[str, Send]
     broadcasts: Mapping[str, Broadcast]
@@ -125,6 +127,10 @@ class Present:
     def groups(self, what: By) -> Mapping[str, Group]:
         """All groups of this kind, by key."""
         return self._index.table(what)
+
+    def generations_on(self, node: str, job: str) -> tuple[int, ...]:
+        """Generations of the job that may have live workers on the node, ascending."""
+        return generations_on(self.live.get(job, {}), self.nodes[node].number)
 
     def count(self, what: By) -> int:
         return len(self._index.get(what))

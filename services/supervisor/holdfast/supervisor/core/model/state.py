@@ -25,6 +25,7 @@ from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.model.index import Index
 from holdfast.supervisor.core.model.job import Job
+from holdfast.supervisor.core.model.live import Live, generations_on
 from holdfast.supervisor.core.rules.holddown import Probation, Removal
 from holdfast.supervisor.core.rules.links import LinkTest
 from holdfast.supervisor.core.rules.offenders import Fault
@@ -120,7 +121,7 @@ class ResetDue:
 
 @dataclass(frozen=True)
 class Node:
-    """A node. `live_generations`, on which all fencing relies: per job, generations that may have live workers on the node."""
+    """A node. `number`: its place in sets of nodes (`State.live`); no two nodes have the same."""
 
     facts: NodeFacts
     connected: bool
@@ -133,7 +134,7 @@ class Node:
     lost: bool = False  # declared lost: both witnesses agree, or its incarnation has ended
     unschedulable_reason: str = ""  # why the node gets no ranks; empty = it may get ranks
     repaired_at: float = 0.0  # findings about earlier faults are ignored
-    live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
+    number: int = 0
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the number of its report
     # Jobs whose inventories its session has announced and not delivered. None = none was delivered, and it does not announce.
@@ -286,8 +287,10 @@ class State:
     # with each report, and most reports change nothing else of the node.
     heard: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     jobs: Mapping[str, Job] = field(default_factory=dict)
+    live: Mapping[str, Live] = field(default_factory=dict)  # by job, also one that is not in `jobs`; none without nodes
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
+    unused_numbers: Numbers = field(default_factory=Numbers)  # of forgotten nodes, for the next new ones
     uses: int = 0  # grows when the possible uses of some node may have changed
     outbox: Mapping[str, Send] = field(default_factory=dict)  # orders of single nodes not answered yet, by command id
     broadcasts: Mapping[str, Broadcast] = field(default_factory=dict)  # by job: the broadcast of its newest generation
@@ -310,6 +313,11 @@ class State:
 
     def last_seq(self, node: Node) -> int:
         return last_seq(self.heard, node)
+
+    def live_on(self, node: Node) -> dict[str, tuple[int, ...]]:
+        """Generations that may have live workers on the node, by job."""
+        found = ((job, generations_on(live, node.number)) for job, live in sorted(self.live.items()))
+        return {job: generations for job, generations in found if generations}
 
     def indexed(self, index: Index) -> State:
         """The same state with this index attached."""

@@ -14,7 +14,7 @@ Measured against persistent maps (`rpds-py`, `immutables`): docs/adr/0026-broadc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Any
 
@@ -31,6 +31,7 @@ from holdfast.supervisor.core.model.index import By
 from holdfast.supervisor.core.model.indexing import groups_of_fields
 from holdfast.supervisor.core.model.job import Job
 from holdfast.supervisor.core.model.lifecycle import Cause, Doing
+from holdfast.supervisor.core.model.live import begun, ended, nodes_of
 from holdfast.supervisor.core.model.present import TABLES, Present
 from holdfast.supervisor.core.model.state import Node, State, heard_in, last_seq
 from holdfast.supervisor.protocol import (
@@ -104,13 +105,14 @@ class Turn(Present):
     def _touch_users(self) -> None:
         """Mark the jobs that have workers, shards, ranks or orders on a changed node."""
         nodes, touched = self.nodes, self._touched
-        claims, concerns = self._index.table(By.CLAIM), self._index.table(By.CONCERN)
+        users = [self._index.table(what) for what in (By.CLAIM, By.CONCERN, By.HELD)]
         for name in self._touched_nodes:
             if len(touched) >= len(self.jobs) and touched >= self.jobs.keys():
                 break  # all jobs are marked: the other nodes can add none
             if (node := nodes.get(name)) is not None:
-                touched.update(node.live_generations, node.inventory)
-            touched.update(claims.get(name, ()), concerns.get(name, ()))
+                touched.update(node.inventory)
+            for groups in users:
+                touched.update(groups.get(name, ()))
         self._touched_nodes = set()
 
     def touched(self) -> list[str]:
@@ -155,8 +157,8 @@ class Turn(Present):
         self._touched_nodes.add(name)
         if node.removal is not None:
             self._unreviewed.add(name)
-        if old.live_generations is not node.live_generations or old.inventory is not node.inventory:
-            self._touched.update(old.live_generations, old.inventory)
+        if old.inventory is not node.inventory:
+            self._touched.update(old.inventory)
         return node
 
     def put_nodes(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -175,26 +177,19 @@ class Turn(Present):
                 if known is not None:
                     written[name] = {**known, **fields} if known else fields
         copy, touched = evolver(Node), self._touched
-        uses = "live_generations" in fields or "inventory" in fields
+        inventories = "inventory" in fields
         grouped = groups_of_fields(fields)
-        live: Mapping[str, Any] | None = None
         for name, values in rows:
             old = table[name]
             node = table[name] = copy(old, values)
-            if old.preflight is not None:
-                self._index.node(old, node, fields)
-            else:
-                before = vars(old)
-                for each, differs in grouped:
-                    if differs(before[each], values[each]):
-                        self._index.node(old, node, fields)
-                        break
+            before = vars(old)
+            for each, differs in grouped:
+                if differs(before[each], values[each]):
+                    self._index.node(old, node, fields)
+                    break
             if node.removal is not None:
                 self._unreviewed.add(name)
-            if uses:
-                if (held := old.live_generations) is not live:  # nearly all nodes have the same
-                    live = held
-                    touched.update(held)
+            if inventories:
                 touched.update(old.inventory)
 
     def last_seq(self, node: Node) -> int:
@@ -215,13 +210,47 @@ class Turn(Present):
         return True
 
     def add_node(self, node: Node) -> None:
+        """Add the node, with a number that no other node has."""
+        unused: Numbers = self._value("unused_numbers")
+        number = next(iter(unused), len(self.nodes))
+        if unused:
+            self.set(unused_numbers=unused.without(number))
+        node = evolve(node, number=number)
         self._write("nodes", node.name)[node.name] = node
         self._index.node(None, node)
 
     def drop_node(self, name: str) -> None:
+        for job in [*self.group(By.HELD, name)]:
+            self.end_live(job, (name,))
+        self.set(unused_numbers=self._value("unused_numbers").with_((self.nodes[name].number,)))
         self._index.node(self._write("nodes", name).pop(name), None)
         self.heard(name, 0)
         del self._heard[heard_in(name)][name]
+
+    def begin_live(self, job: str, generation: int, names: Collection[str]) -> None:
+        """Record that these nodes may have workers of this generation from now on."""
+        numbers = Numbers([self.nodes[name].number for name in names])
+        self._write("live", job)[job] = begun(self.live.get(job, {}), generation, numbers)
+        known = self.group(By.HOLDS, job)
+        self._live_changed(job, began=[name for name in names if name not in known])
+
+    def end_live(self, job: str, names: Collection[str], up_to: int | None = None) -> None:
+        """Record that these nodes have no workers of generation `up_to` or older any more. None = of no generation."""
+        numbers = Numbers([self.nodes[name].number for name in names])
+        live, held = ended(self.live.get(job, {}), numbers, up_to), self.group(By.HOLDS, job)
+        table = self._write("live", job)
+        if live:
+            table[job] = live
+        else:
+            table.pop(job, None)
+        gone = numbers - nodes_of(live)
+        self._live_changed(job, ended=[name for name in names if self.nodes[name].number in gone and name in held])
+
+    def _live_changed(self, job: str, *, began: Sequence[str] = (), ended: Sequence[str] = ()) -> None:
+        self._touched.add(job)
+        self._touched_nodes.update(began, ended)
+        self._unreviewed.update(began, ended)
+        self._index.live(job, began, ended)
 
     def set_node_state(self, name: str, state: NodeState, job: str, reason: str) -> None:
         """Set the node's state, and publish it if it changed."""

@@ -107,7 +107,7 @@ def is_idle(turn: Turn, node: Node) -> bool:
         return False
     if node.unheard or node.lost or node.untested or node.suspicion is not None:
         return False
-    if node.live_generations or node.workers or turn.group(By.CLAIM, node.name):
+    if turn.group(By.HELD, node.name) or node.workers or turn.group(By.CLAIM, node.name):
         return False
     if node.notice is not None or node.reset_due is not None:
         return False

@@ -125,7 +125,7 @@ def release_for(turn: Turn, job: Job) -> None:
     """`job` waits for nodes: release nodes that are held down after a loss, or in quarantine, the best first, if that lets the
     job run."""
     names = {*turn.found(By.QUARANTINED), *turn.found(By.RETURNING)}
-    held = [node for node in map(turn.nodes.__getitem__, sorted(names)) if _may_be_released(node)]
+    held = [node for node in map(turn.nodes.__getitem__, sorted(names)) if _may_be_released(turn, node)]
     if not held or isinstance(reachable(turn, job, job.target_dp, job.spec.min_dp), Plan):
         return
     trial, released = Turn(turn.finish(), turn.at), list[Node]()
@@ -151,7 +151,7 @@ def release_for(turn: Turn, job: Job) -> None:
         _release(turn, node.name, f"{job.name} cannot run without it")
 
 
-def _may_be_released(node: Node) -> bool:
+def _may_be_released(turn: Turn, node: Node) -> bool:
     if not node.connected or node.lost:
         return False
     removal = node.removal
@@ -159,7 +159,7 @@ def _may_be_released(node: Node) -> bool:
         return node.quarantined
     if not node.unschedulable_reason or removal.hardware or not returns.has_passed(node):
         return False
-    return returns.is_cured(node) or removal.cure is Cure.LINKS
+    return returns.is_cured(turn, node) or removal.cure is Cure.LINKS
 
 
 def _is_sent_away(node: Node) -> bool:

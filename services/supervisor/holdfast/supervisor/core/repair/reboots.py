@@ -16,6 +16,7 @@ from __future__ import annotations
 from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import OrderDone, RebootNode
 from holdfast.supervisor.core.fleet import breaker, nodes
+from holdfast.supervisor.core.model.index import By
 from holdfast.supervisor.core.model.lifecycle import Deferred, Pending, Running, Suspended, Waiting
 from holdfast.supervisor.core.model.state import Node
 from holdfast.supervisor.core.model.turn import Turn
@@ -77,7 +78,7 @@ def _is_replaced(turn: Turn, removal: Removal) -> bool:
 
 def obstacle(turn: Turn, node: Node) -> str:
     """What prevents the boot of the node now, one clause; empty if nothing does."""
-    if node.live_generations or node.workers:
+    if turn.group(By.HELD, node.name) or node.workers:
         return "workers still run on it"
     if may_hold_shards(turn, node):
         return "it has not reported which shards it holds"

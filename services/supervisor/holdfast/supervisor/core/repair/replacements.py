@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
 from holdfast.supervisor.core.fleet import breaker, nodes, returns
+from holdfast.supervisor.core.model.index import By
 from holdfast.supervisor.core.model.state import Node
 from holdfast.supervisor.core.model.turn import Turn
 from holdfast.supervisor.core.repair import reboots
@@ -103,7 +104,7 @@ def _full_until(turn: Turn) -> float:
 
 def obstacle(turn: Turn, node: Node) -> str:
     """What prevents the replacement of the machine now, one clause; empty if nothing does."""
-    if node.connected and (node.live_generations or node.workers):
+    if node.connected and (turn.group(By.HELD, node.name) or node.workers):
         return "workers still run on it"
     if node.connected and reboots.may_hold_shards(turn, node):
         return "it has not reported which shards it holds"
