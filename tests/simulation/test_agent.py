@@ -67,14 +67,14 @@ def _go_on_with_differences(self: Reports, hello: Hello, inventories: Iterable[I
     """Planted: the first inventory of a session is a difference to the last one of the session before."""
     last = dict(self._last_sent)
     greet(self, hello, inventories)
-    self._last_sent, self.differences = last, True
+    self._last_sent = last
 
 
 def _differ_from_the_first(self: Reports, inventory: Inventory) -> Inventory:
     """Planted: every difference is that to the first inventory of the session, and names the last one."""
     last = self._last_sent.get(inventory.job)
-    self._last_sent[inventory.job] = self._seq, last[1] if last and self.differences else inventory
-    return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
+    self._last_sent[inventory.job] = self._seq, last[1] if last else inventory
+    return difference(last[1], inventory, base=last[0]) if last else inventory
 
 
 def _repeat_nothing(self: Outbox) -> tuple[Tick, ...]:

@@ -14,6 +14,7 @@ from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import CheckpointNow, OrderDone, SaveStage, SetInterval
 from holdfast.sim.agent import JOB
 from holdfast.sim.hostility import Hostility
+from holdfast.sim.releases import Release
 from holdfast.sim.scenario import Scenario
 from holdfast.sim.training import AGREEMENT_WAIT_S
 from holdfast.sim.watched import Step
@@ -60,7 +61,7 @@ class Quickening(Scenario):
         self.training.pace, self.training.target = pace, STEPS
         self.requested: set[int] = set()
         for agent in self.agents.values():
-            agent.is_of_this_version = True
+            agent.release = Release.THIS
 
     def _plan_faults(self) -> None:
         self._request()

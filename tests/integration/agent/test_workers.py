@@ -382,12 +382,9 @@ def _the_answer_reports_the_workers(agent: Agent, tmp_path: Path) -> None:
     assert not [each for each in later if isinstance(each, WorkersChanged) and each.version == said.workers_version]
 
 
-def test_heartbeats_answer_start_to_supervisors_that_take_it(tmp_path: Path) -> None:
+def test_heartbeats_answer_start(tmp_path: Path) -> None:
     with running_agent(tmp_path) as agent:
         plane = agent.plane
-        plane.starts_in_beats = True
-        plane.drop_session()
-        wait_until(lambda: plane.sessions > 1, description="the session with the other supervisor")
         path = script(tmp_path, "sleeper", SLEEPER)
         prepared = plane.ask(prepare_order("beaten", path))
         assert RanksStarted("beaten", 1) not in plane.started, "it is only prepared"

@@ -120,6 +120,18 @@ def _columns(steps: tuple[Finished, ...], ranks: int, ahead_s: float) -> tuple[t
     )
 
 
+class _Outbox(Outbox):
+    def __init__(self, node: str, incarnation: str, seq: int = 0) -> None:
+        """`seq`: number of the last tick that this incarnation has sent."""
+        super().__init__(node, incarnation)
+        self._seq = seq
+
+    @property
+    def settled(self) -> bool:
+        """Whether every reliable signal has been acknowledged."""
+        return not (self._reliable or self._unacknowledged)
+
+
 class Telemetry:
     def __init__(self, agent: Agent, steps: Steps) -> None:
         self.agent, self._steps = agent, steps
@@ -127,7 +139,7 @@ class Telemetry:
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
         self.sent_seq = 0  # number of the last tick
-        self.outbox = Outbox(agent.name, "")
+        self.outbox = _Outbox(agent.name, "")
         # By identity: the signals of this life that must not be lost, and that no process of diagnostics has folded.
         self.unread: dict[int, NodeSignal] = {}
         self._reported: _Reported | None = None
@@ -174,7 +186,7 @@ class Telemetry:
     def _begin_life(self) -> None:
         if self.life != self.agent.life:
             self.life, self._reported = self.agent.life, None
-            self.outbox = Outbox(self.agent.name, self.agent.incarnation)
+            self.outbox = _Outbox(self.agent.name, self.agent.incarnation)
             self.unread.clear()
 
     @property
@@ -191,7 +203,7 @@ class Telemetry:
         ranks = tuple(workers.order.placement.ranks)
         started = None if known.started is None else evolve(known.started, node=name, ranks=ranks)
         self.sent_seq = other.sent_seq + ahead
-        self.outbox = Outbox(name, self.agent.incarnation, self.sent_seq)
+        self.outbox = _Outbox(name, self.agent.incarnation, self.sent_seq)
         self.outbox.acknowledge(self.sent_seq)
         self._reported = replace(known, workers=workers, ranks=ranks, started=started, ended=set())
 

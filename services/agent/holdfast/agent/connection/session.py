@@ -65,7 +65,6 @@ class Session:
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old. A supervisor
     of an earlier version gets no reports: it might understand a part of them.
-    `starts_in_beats`: whether it takes a heartbeat that names a started generation as the answer to `Start`.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
         self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
@@ -243,8 +241,6 @@ class Session:
         log.info("control session opened", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
-        self._reports.differences = self._reports.first_steps_in_beats = True
-        self.starts_in_beats = welcome.starts_in_beats
 
     def _take(self, message: pb.SupervisorMessage) -> None:
         self._unanswered_beats = 0
