@@ -58,6 +58,7 @@ from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
 START_TIMEOUT_S = 120.0
+SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"  # a script without steps
 ANSWER_TIMEOUT_S = 120.0  # before it answers Prepare, an agent may have to make a template twice
 
 R = TypeVar("R", bound=Report)
