@@ -11,8 +11,10 @@ from holdfast.agent.connection.reports import Reports
 
 
 class Release(IntEnum):
-    ANSWERS_START = 0  # its heartbeats do not name a generation that has started; otherwise as the next
-    REPORTS_FIRST_STEPS = 1  # in reports and not in heartbeats; and its ranks do not agree on saves
+    ANSWERS_START = (
+        0  # Start by a report, because its heartbeats do not name what has started; otherwise as the next version
+    )
+    REPORTS_FIRST_STEPS = 1  # and does not have them in heartbeats; its ranks do not agree on saves
     THIS = 2
 
 
