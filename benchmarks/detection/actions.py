@@ -128,13 +128,13 @@ def fleet_for(situation: Situation) -> Fleet:
     return Fleet(situation.spares, situation.resets, situation.reboots, NODES if situation.minimum else 1)
 
 
-def kernel_line(fleet: Fleet, text: str, node: str = FAULTY_NODE) -> bool:
+def kernel_line(fleet: Fleet, text: str) -> bool:
     """Let the agent read this line of the kernel log. Returns whether the agent recognises it."""
     fleet.now += 1.0
     line = recognise(text)
     if line is None:
         return False
-    fleet.see(KernelLine(node, fleet.now, line.text, line.xid, line.pci, GPU if line.pci else None, line.event))
+    fleet.see(KernelLine(FAULTY_NODE, fleet.now, line.text, line.xid, line.pci, GPU if line.pci else None, line.event))
     return True
 
 
