@@ -48,7 +48,8 @@ class Follower(Generic[A]):
 
     agent: A
     place: Placement
-    reports_ahead: int  # number of the last report, compared with the leader's; likewise the others
+    # Compared with the leader's: the number of the last report, the version of the workers, the number of the last tick.
+    reports_ahead: int
     version_ahead: int
     ticks_ahead: int
     ranks: tuple[int, ...] = field(init=False)
