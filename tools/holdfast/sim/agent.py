@@ -213,7 +213,8 @@ class Agent:
     def settled(self) -> bool:
         """Whether nothing is in progress, or on its way to or from the supervisor."""
         is_idle = not (self.admission.in_progress or self.generations.is_preparing or self.resetting)
-        return bool(self.session) and is_idle and self._reporting.is_settled and self.version == self.reported
+        is_reported = not (self.reports._waiting or self.reports._sent or self.reports._in_beats)
+        return bool(self.session) and is_idle and is_reported and self.version == self.reported
 
     @property
     def last_report(self) -> int:

@@ -26,7 +26,7 @@ class Reporting:
 
     def __init__(self, node: str, last: int = 0, version: int = 0) -> None:
         self._node = node
-        self.last = self._acknowledged = last  # numbers of reports
+        self.last = last  # number of the last report
         self._version = version
         self._greets = False  # whether the next report must be a Hello
         self._sent: dict[int, Report] = {}  # on this session, by number; not acknowledged
@@ -65,11 +65,6 @@ class Reporting:
                     raise Violation(f"{self._node} sends {report} before {expected}, which was not acknowledged")
                 self._sent[seq] = report
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether every report has been acknowledged, and every first step recorded."""
-        return self._acknowledged == self.last and not (self._again or self._in_beats)
-
     def begun(self) -> None:
         """Everything that waited for the session has been sent."""
         if not self._beats:
@@ -78,7 +73,6 @@ class Reporting:
             raise Violation(f"{self._node} does not send again {self._again[0]}, which was not acknowledged")
 
     def acknowledged(self, seq: int) -> None:
-        self._acknowledged = max(seq, self._acknowledged)
         for number in [number for number in self._sent if number <= seq]:
             del self._sent[number]
 

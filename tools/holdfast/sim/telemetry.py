@@ -120,18 +120,6 @@ def _columns(steps: tuple[Finished, ...], ranks: int, ahead_s: float) -> tuple[t
     )
 
 
-class _Outbox(Outbox):
-    def __init__(self, node: str, incarnation: str, seq: int = 0) -> None:
-        """`seq`: number of the last tick that this incarnation has sent."""
-        super().__init__(node, incarnation)
-        self._seq = seq
-
-    @property
-    def settled(self) -> bool:
-        """Whether every reliable signal has been acknowledged."""
-        return not (self._reliable or self._unacknowledged)
-
-
 class Telemetry:
     def __init__(self, agent: Agent, steps: Steps) -> None:
         self.agent, self._steps = agent, steps
@@ -139,7 +127,7 @@ class Telemetry:
         self.frozen: set[int] = set()  # hung ranks whose processes are stopped
         self.life = 0
         self.sent_seq = 0  # number of the last tick
-        self.outbox = _Outbox(agent.name, "")
+        self.outbox = Outbox(agent.name, "")
         # By identity: the signals of this life that must not be lost, and that no process of diagnostics has folded.
         self.unread: dict[int, NodeSignal] = {}
         self._reported: _Reported | None = None
@@ -186,13 +174,14 @@ class Telemetry:
     def _begin_life(self) -> None:
         if self.life != self.agent.life:
             self.life, self._reported = self.agent.life, None
-            self.outbox = _Outbox(self.agent.name, self.agent.incarnation)
+            self.outbox = Outbox(self.agent.name, self.agent.incarnation)
             self.unread.clear()
 
     @property
     def settled(self) -> bool:
         """Whether diagnostics has folded and acknowledged all signals that must not be lost."""
-        return self.agent.alive and self.life == self.agent.life and self.outbox.settled
+        is_kept = self.outbox.urgent or self.outbox._unacknowledged
+        return self.agent.alive and self.life == self.agent.life and not is_kept
 
     def continue_as(self, other: Telemetry, ahead: int) -> None:
         """Take the state of `other`, which is settled, for an agent that has taken the state of its agent. `ahead`: number of
@@ -203,7 +192,8 @@ class Telemetry:
         ranks = tuple(workers.order.placement.ranks)
         started = None if known.started is None else evolve(known.started, node=name, ranks=ranks)
         self.sent_seq = other.sent_seq + ahead
-        self.outbox = _Outbox(name, self.agent.incarnation, self.sent_seq)
+        self.outbox = Outbox(name, self.agent.incarnation)
+        self.outbox._seq = self.sent_seq
         self.outbox.acknowledge(self.sent_seq)
         self._reported = replace(known, workers=workers, ranks=ranks, started=started, ended=set())
 
