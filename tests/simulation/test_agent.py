@@ -109,7 +109,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Admission, "admit", _forget_orders_in_progress, r"\(Prepare\) twice", 1, None),
         (Ledger, "remember", _remember_nothing, "twice", 0, None),
         (Ledger, "remember", _remember_only_answers, r"\(ResetGpu\) twice", 135, None),
-        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 442, None),
+        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 597, None),
         (Reports, "greet", _send_once, "does not send again", 15, None),
         (Reports, "greet", _number_from_one, "as its report 1, after", 0, None),
         (Reports, "greet", _go_on_with_differences, "sends a difference to its report", 1, None),
