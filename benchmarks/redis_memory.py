@@ -1,6 +1,6 @@
 """Measures the memory that a job's saves use in Redis: bytes per step, and memory after many steps.
 
-    python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all] [--complete]
+    python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all]
 
 Every node of a job reports its inventory after each save, as agents do: its own shards and those of a peer, in memory and on
 disk, of the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps acknowledged
@@ -49,8 +49,6 @@ async def play(url: str, args: argparse.Namespace) -> None:
     assert lease is not None
     mesh = Mesh.of({"dp": args.nodes, "tp": args.ranks})
     reports = [Reports() for _ in range(args.nodes)]
-    for queue in reports:
-        queue.differences = not args.complete
     inbox = InboxWriter(log)
     batches = log.subscribe(INBOX, group=SUPERVISOR_GROUP, consumer="leader")
     before, written = (await log.usage()).used_bytes, 0
@@ -83,7 +81,6 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1, help="ranks per node")
     parser.add_argument("--keep-all", action="store_true")
-    parser.add_argument("--complete", action="store_true", help="every report is complete, not only the changes")
     args = parser.parse_args()
     with EmbeddedRedis() as server:
         anyio.run(play, server.url, args)

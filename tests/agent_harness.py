@@ -58,6 +58,7 @@ from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
 START_TIMEOUT_S = 120.0
+SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"  # a script without steps
 ANSWER_TIMEOUT_S = 120.0  # before it answers Prepare, an agent may have to make a template twice
 
 R = TypeVar("R", bound=Report)
@@ -73,7 +74,6 @@ class ControlPlane:
         self.epoch = epoch
         self.refuse = ""  # a supervisor that is not the leader says so
         self.acknowledge_ticks = True
-        self.starts_in_beats = False  # so that tests can wait for the answer to `Start`
         self.records_first_steps = True  # False: it does not confirm those in beats
         self.first_steps: list[RanksStepping] = []  # as beats have repeated them; `reports` has each only once
         self.started: set[RanksStarted] = set()  # generations that beats have named
@@ -118,9 +118,7 @@ class ControlPlane:
         self._downstream = downstream
         self.sessions += 1
         threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
-        welcome = encode_welcome(self.epoch, "test", [self.endpoint])
-        welcome.welcome.starts_in_beats = self.starts_in_beats
-        yield welcome
+        yield encode_welcome(self.epoch, "test", [self.endpoint])
         while (message := downstream.get()) is not None:
             yield message
 
@@ -344,7 +342,15 @@ def start_job(plane: ControlPlane, order: Prepare) -> OrderDone:
     """Prepare and start; returns the answer to `Prepare`."""
     prepared = plane.ask(order)
     assert prepared.ok, prepared.reason
-    started = plane.ask(Start(order.job, order.generation, prepared.master))
+    start = Start(order.job, order.generation, prepared.master)
+    command = plane.send(start)
+
+    def answered() -> bool:
+        plane.send(start, command_id=command)  # heartbeats answer it, unless it failed or is repeated
+        return bool(plane.answers(command))
+
+    wait_until(answered, description="the answer to Start", timeout_s=ANSWER_TIMEOUT_S)
+    started = plane.answers(command)[-1]
     assert started.ok, started.reason
     return prepared
 

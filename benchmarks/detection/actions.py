@@ -20,18 +20,17 @@ from benchmarks.detection import actions_noise
 from benchmarks.detection.actions_expected import SITUATIONS, Case, Rung, Situation, cases, right_action
 from benchmarks.detection.actions_fleet import JOB, NODES, Fleet
 from benchmarks.detection.actions_warnings import WARNINGS, Warned
+from benchmarks.detection.fleet import COLLECTIVE, DEVICE
 from benchmarks.detection.score import Score, progress
 from holdfast.agent.collectors.kernel_lines import recognise
 from holdfast.domain.findings import Severity
 from holdfast.domain.incidents import ActionKind
-from holdfast.domain.signals import KernelLine, WorkerError, WorkerExited
+from holdfast.domain.signals import KernelLine, WorkerExited
 
 NOISE_H_BY_DEFAULT = 200.0
 GPU = 2
 FAULTY_NODE = "n1"
 _RANK = 1
-_DEVICE = WorkerError("torch.AcceleratorError", "CUDA error: unspecified launch failure", ("train.py:10 step",))
-_COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicator was aborted")
 
 
 def suite(rng: np.random.Generator, noise_h: float = NOISE_H_BY_DEFAULT) -> Score:
@@ -128,13 +127,13 @@ def fleet_for(situation: Situation) -> Fleet:
     return Fleet(situation.spares, situation.resets, situation.reboots, NODES if situation.minimum else 1)
 
 
-def kernel_line(fleet: Fleet, text: str, node: str = FAULTY_NODE) -> bool:
+def kernel_line(fleet: Fleet, text: str) -> bool:
     """Let the agent read this line of the kernel log. Returns whether the agent recognises it."""
     fleet.now += 1.0
     line = recognise(text)
     if line is None:
         return False
-    fleet.see(KernelLine(node, fleet.now, line.text, line.xid, line.pci, GPU if line.pci else None, line.event))
+    fleet.see(KernelLine(FAULTY_NODE, fleet.now, line.text, line.xid, line.pci, GPU if line.pci else None, line.event))
     return True
 
 
@@ -143,6 +142,6 @@ def fail_rank(fleet: Fleet) -> None:
     fleet.now += 1.0
     number, names = fleet.job.number, fleet.nodes()
     for rank in (_RANK, *(rank for rank in range(len(names)) if rank != _RANK)):
-        error = _DEVICE if rank == _RANK else _COLLECTIVE
+        error = DEVICE if rank == _RANK else COLLECTIVE
         fleet.see(WorkerExited(names[rank], fleet.now, JOB, number, rank, 100 + rank, 1, None, 20, False, error))
     fleet.pass_(2.0, tick_s=0.5)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.detection.fleet import COLLECTIVE
 from benchmarks.detection.score import Score
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
@@ -37,7 +38,6 @@ _T0 = 1_700_000_000.0
 _NODES = 4  # one rank each
 _MESH = Mesh.of({"dp": _NODES})
 _ROOTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION)
-_COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicator was aborted")
 
 
 def suite(data: Path) -> Score:
@@ -113,7 +113,7 @@ class World:
         self.exit(job, generation, culprit, failure, own, failure.get("signal"))
         for rank in failure.get("echo", ()):
             self.now += 0.01
-            self.exit(job, generation, rank, failure, _COLLECTIVE, None)
+            self.exit(job, generation, rank, failure, COLLECTIVE, None)
         for _ in range(50):
             self.now += 0.02
             for i in range(_NODES):

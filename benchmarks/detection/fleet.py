@@ -59,8 +59,8 @@ _PER_JOB = 10
 _T0 = 1_700_000_000.0
 _NEVER_S = 1e12
 _QUIET = HangSpec(floor_s=_NEVER_S, factor=3.0, init_s=_NEVER_S)
-_COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicator was aborted")
-_DEVICE = WorkerError("torch.AcceleratorError", "CUDA error: unspecified launch failure", ("train.py:10 step",))
+COLLECTIVE = WorkerError("torch.distributed.DistBackendError", "NCCL communicator was aborted")
+DEVICE = WorkerError("torch.AcceleratorError", "CUDA error: unspecified launch failure", ("train.py:10 step",))
 _HARDWARE = frozenset(
     {FindingKind.GPU_ERROR, FindingKind.NODE_LOST, FindingKind.NETWORK_FAULT, FindingKind.STORAGE_FAULT}
 )
@@ -164,7 +164,7 @@ class Fleet:
                     None,
                     50,
                     False,
-                    error if each == rank else _COLLECTIVE,
+                    error if each == rank else COLLECTIVE,
                 )
             )
         self.after(10.0, lambda: self.start(job))
@@ -221,13 +221,13 @@ def _cause(fleet: Fleet, fault: Fault) -> None:
             fleet.tell(xid_line(node, at, gpu, 79))
             for other in range(GPUS):  # the driver reports the action for every GPU of the node
                 fleet.tell(xid_line(node, at + 0.01, other, 154))
-            fleet.after(2.0, lambda: fleet.crash(i, _DEVICE))
+            fleet.after(2.0, lambda: fleet.crash(i, DEVICE))
         case "hbm":
             fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([48, 94, 95, 64]))))
-            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE))
+            fleet.after(1.0, lambda: fleet.crash(i, DEVICE))
         case "gsp_or_sram":
             fleet.tell(xid_line(node, at, gpu, int(fleet.rng.choice([119, 120, 140]))))
-            fleet.after(1.0, lambda: fleet.crash(i, _DEVICE))
+            fleet.after(1.0, lambda: fleet.crash(i, DEVICE))
         case "switch_or_cable":
             for k in range(6):
                 fleet.after(60.0 * k, lambda: fleet.tell(port_sample(node, fleet.now, "DOWN")))

@@ -46,14 +46,11 @@ HOURS: Mapping[int, float] = {64: 940.0, 1_024: 50.0, 12_500: 10.0}
 HOURS_BY_DEFAULT = 40.0
 RUN_H = 2.0
 DEADLINE_S = 3600.0
-ANNOUNCED = 0.5
 _PROGRESS_S = 10.0
 
 
-def suite(
-    data: Path, rng: np.random.Generator, hours: Mapping[int, float] | None = None, announced: float = ANNOUNCED
-) -> Score:
-    """Run the suite. `hours`: virtual hours by number of nodes. `announced`: share of the jobs that announce their pauses."""
+def suite(data: Path, rng: np.random.Generator, hours: Mapping[int, float] | None = None) -> Score:
+    """Run the suite. `hours`: virtual hours by number of nodes."""
     score, wrong, warned = Score("healthy"), Counter[str](), Counter[str]()
     noise, errors = recorded_noise(data), 0
     done: dict[str, float] = {}
@@ -61,7 +58,7 @@ def suite(
         row, done_h, began, shown = score.row(f"{nodes} nodes"), 0.0, time.process_time(), time.process_time()
         row.facts |= {"signals": 0, "steps": 0}
         while wanted_h - done_h > 1e-6 and time.process_time() < began + DEADLINE_S:
-            run = Run(nodes, noise, rng, announced)
+            run = Run(nodes, noise, rng)
             end = run.train(min(RUN_H, wanted_h - done_h) * 3600.0)
             done_h = min(wanted_h, done_h + max(end.hours, 1 / 60))
             wrong.update(end.wrong)

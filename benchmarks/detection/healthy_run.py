@@ -110,11 +110,11 @@ class Manner:
     eval_every_s: float
 
     @classmethod
-    def drawn(cls, rng: np.random.Generator, announced: float, *, small: bool) -> Manner:
+    def drawn(cls, rng: np.random.Generator, *, small: bool) -> Manner:
         fast = rng.random() < 0.1 and small
         return cls(
             step_s=float(np.exp(rng.uniform(*np.log((0.5, 5.0) if fast else (5.0, 40.0))))),
-            announces=bool(rng.random() < announced),
+            announces=bool(rng.random() < 0.5),
             recorders=bool(rng.random() < 0.5),
             collectives=int(rng.integers(1, 200)),
             save_every_s=float(rng.uniform(600, 1800)),
@@ -133,7 +133,6 @@ class Run:
     nodes: int
     noise: Sequence[Noise]
     rng: np.random.Generator
-    announced: float = 0.5
     now: float = _T0
     state: State = field(default_factory=State)
     said: list[Finding] = field(default_factory=list)
@@ -158,7 +157,7 @@ class Run:
 
     def __post_init__(self) -> None:
         rng = self.rng
-        self.manner = Manner.drawn(rng, self.announced, small=self.nodes <= PREPARED_NODES_MAX)
+        self.manner = Manner.drawn(rng, small=self.nodes <= PREPARED_NODES_MAX)
         skew_s, odd = rng.normal(0.0, 0.05, self.nodes), rng.random(self.nodes) < 0.01
         self.skew_s = [float(each) for each in np.where(odd, rng.uniform(-60.0, 60.0, self.nodes), skew_s)]
         per_s = 50 / 86_400 * self.nodes / 12_500

@@ -27,8 +27,6 @@ from holdfast.domain.orders import (
     Prepare,
     RanksStepping,
     Report,
-    ResetGpu,
-    Start,
     StepReached,
 )
 from holdfast.domain.replication import (
@@ -55,12 +53,10 @@ quick = settings(max_examples=40, deadline=None)
 @quick
 def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
     order = data.draw(orders(kind))
-    raw = control.encode_order(epoch, "c-1", order, "00-trace").SerializeToString()
+    raw = control.encode_order(epoch, "c-1", order).SerializeToString()
     command = control_pb2.SupervisorMessage.FromString(raw).command
-    if isinstance(order, Prepare | Start | ResetGpu) and not order.traceparent:
-        order = dataclasses.replace(order, traceparent="00-trace")
     assert (command.epoch, command.command_id) == (epoch, "c-1")
-    assert command.traceparent == getattr(order, "traceparent", "00-trace")
+    assert command.traceparent == getattr(order, "traceparent", "")
     assert control.decode_order(command) == order
 
 
@@ -91,7 +87,7 @@ def test_order_of_a_slot(
 ) -> None:
     """What all slots share and what one has of its own are its order; `in_runs` to agents that take them."""
     of_slot_0 = dataclasses.replace(order, placement=first, restore=(), peers=())
-    shared = control.SlotOrders(epoch, of_slot_0, "00-trace")
+    shared = control.SlotOrders(epoch, of_slot_0)
     restore = joined(map(alone, order.restore), width)
     for _ in range(2):  # what is shared stays as it is
         raw = shared.encode("c-1/7", order.placement, restore, order.peers, in_runs=in_runs, suspected=suspected)
@@ -99,7 +95,7 @@ def test_order_of_a_slot(
     command = control_pb2.SupervisorMessage.FromString(raw).command
     assert (command.epoch, command.command_id) == (epoch, "c-1/7")
     assert bool(command.prepare.restore_runs) is (in_runs and bool(order.restore))
-    assert control.decode_order(command) == dataclasses.replace(order, traceparent=order.traceparent or "00-trace")
+    assert control.decode_order(command) == order
 
 
 def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> None:
@@ -119,9 +115,9 @@ def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> N
 @quick
 def test_report(kind: type, data: st.DataObject) -> None:
     report = data.draw(value_of(kind).filter(_has_identity))
-    raw = control.encode_report(report, 7, "00-trace").SerializeToString()
+    raw = control.encode_report(report, 7).SerializeToString()
     message = control_pb2.AgentMessage.FromString(raw)
-    assert (message.seq, message.traceparent) == (7, "00-trace")
+    assert message.seq == 7
     assert control.decode_report(message) == report
 
 

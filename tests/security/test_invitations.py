@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -16,17 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from invited import JOIN_TOKEN, TOKEN, Fleet, Pki, fleet, in_thread, loaded, started, tls_of
+from lone_sessions import lone_session
 from structlog.testing import capture_logs
-from supervising import facts
 from waiting import wait_until_async
 
 from holdfast.agent.connection.certificate import CertificateRenewal
-from holdfast.agent.connection.executor import Executor
-from holdfast.agent.connection.reports import Reports
 from holdfast.agent.connection.session import Session
 from holdfast.cli import invites, joining
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, OtherRole
-from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.redis import RedisLog
@@ -90,18 +86,7 @@ async def test_an_invitation_names_the_standby_too(
 
 
 def an_agent(endpoint: str, tls: Tls, node: str = "node-1") -> Session:
-    return Session(
-        endpoints=[endpoint],
-        hello=lambda: Hello(facts(node)),
-        inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-        reports=Reports(),
-        on_diagnostics=lambda _: None,
-        on_peers=lambda _: None,
-        on_saved_by_all=lambda _: None,
-        membership=Membership("main", (JOIN_TOKEN,)),
-        tls=tls,
-    )
+    return lone_session([endpoint], node, membership=Membership("main", (JOIN_TOKEN,)), tls=tls)
 
 
 async def states(one: Fleet) -> dict[str, bool]:

@@ -6,21 +6,18 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import certificates
 import grpc
 import pytest
+from lone_sessions import lone_session
 from structlog.testing import capture_logs
 from supervising import facts, start_supervisor
 from waiting import TIMEOUT_S, wait_until_async
 
-from holdfast.agent.connection.executor import Executor
 from holdfast.agent.connection.outbox import Outbox
-from holdfast.agent.connection.reports import Reports
-from holdfast.agent.connection.session import Session
 from holdfast.agent.connection.uplink import Uplink
 from holdfast.agent.settings import AgentSettings
 from holdfast.diagnostics.service import run as run_diagnostics
@@ -164,17 +161,7 @@ async def posing(pki: Path, leaf: str) -> AsyncIterator[tuple[Service, str]]:
 
 @asynccontextmanager
 async def agent(endpoint: str, tls: Tls) -> AsyncIterator[None]:
-    session = Session(
-        endpoints=[endpoint],
-        hello=lambda: Hello(facts("node-0")),
-        inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-        reports=Reports(),
-        on_diagnostics=lambda _: None,
-        on_peers=lambda _: None,
-        on_saved_by_all=lambda _: None,
-        tls=tls,
-    )
+    session = lone_session([endpoint], "node-0", tls=tls)
     workers_ended = anyio.Event()
     workers_ended.set()
     uplink = Uplink(

@@ -6,8 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import certificates
@@ -15,14 +14,12 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from lone_sessions import lone_session
 from structlog.testing import capture_logs
-from supervising import facts, start_supervisor
+from supervising import start_supervisor
 from waiting import TIMEOUT_S, wait_until_async
 
-from holdfast.agent.connection.executor import Executor
-from holdfast.agent.connection.reports import Reports
 from holdfast.agent.connection.session import Session
-from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.runtime.settings import ServiceSettings
@@ -53,17 +50,7 @@ def tls_of(pki: Path, leaf: str) -> Tls:
 
 
 def an_agent(endpoint: str, tls: Tls) -> Session:
-    return Session(
-        endpoints=[endpoint],
-        hello=lambda: Hello(facts("node-0")),
-        inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-        reports=Reports(),
-        on_diagnostics=lambda _: None,
-        on_peers=lambda _: None,
-        on_saved_by_all=lambda _: None,
-        tls=tls,
-    )
+    return lone_session([endpoint], "node-0", tls=tls)
 
 
 async def connected(sup: Any) -> bool:

@@ -67,14 +67,14 @@ def _go_on_with_differences(self: Reports, hello: Hello, inventories: Iterable[I
     """Planted: the first inventory of a session is a difference to the last one of the session before."""
     last = dict(self._last_sent)
     greet(self, hello, inventories)
-    self._last_sent, self.differences = last, True
+    self._last_sent = last
 
 
 def _differ_from_the_first(self: Reports, inventory: Inventory) -> Inventory:
     """Planted: every difference is that to the first inventory of the session, and names the last one."""
     last = self._last_sent.get(inventory.job)
-    self._last_sent[inventory.job] = self._seq, last[1] if last and self.differences else inventory
-    return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
+    self._last_sent[inventory.job] = self._seq, last[1] if last else inventory
+    return difference(last[1], inventory, base=last[0]) if last else inventory
 
 
 def _repeat_nothing(self: Outbox) -> tuple[Tick, ...]:
@@ -109,7 +109,7 @@ FORGETFUL = Hostility(log_all=True, peace_s=120.0)  # the job is submitted again
         (Admission, "admit", _forget_orders_in_progress, r"\(Prepare\) twice", 1, None),
         (Ledger, "remember", _remember_nothing, "twice", 0, None),
         (Ledger, "remember", _remember_only_answers, r"\(ResetGpu\) twice", 135, None),
-        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 442, None),
+        (Ledger, "raise_epoch", _accept_every_epoch, "admits .* of epoch", 597, None),
         (Reports, "greet", _send_once, "does not send again", 15, None),
         (Reports, "greet", _number_from_one, "as its report 1, after", 0, None),
         (Reports, "greet", _go_on_with_differences, "sends a difference to its report", 1, None),

@@ -43,7 +43,7 @@ PLANTED: dict[str, tuple[object, str, object, str, int]] = {
         Liveness, "_is_ripe", lambda *of, **how: False, "no finding about the node_lost", 151,
     ),
     "a node that is silent on an open stream is not reported": (
-        Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 225,
+        Liveness, "_find_silent", lambda *of: None, "no finding about the node_lost", 407,
     ),
     "an Xid of one GPU hides those of the others": (
         GpuError, "_is_known", lambda self, node, *of: bool(node.faults), "no finding about the gpu_error", 47,

@@ -26,7 +26,7 @@ PLANTED: dict[str, tuple[ModuleType, str, object, str, int]] = {
     "nobody is put out": (link_tests, "_judge", lambda *of: None, "and it is in service", 2),
     "nobody comes back": (links, "is_mended", lambda *of: False, "has been good for", 0),
     "all of them may be put out": (link_tests, "OUT_SHARE_MAX", 1.0, "without ranks are out of service", 8),
-    "nodes with work are tested": (link_tests, "is_idle", lambda turn, node: node.connected, "has work", 0),
+    "nodes with work are tested": (link_tests, "is_idle", lambda turn, node: node.connected, "has work", 12),
 }  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def test_what_is_remembered_does_not_grow_with_the_faults() -> None:
     for agent in job.agents.values():
         assert len(agent.orders) <= ORDERS_KEPT + 1
         assert agent.executed.keys() <= agent.orders.keys()
-        assert isinstance(agent._record, Answers)
-        assert len(agent._record) <= ORDERS_KEPT
+        assert isinstance(agent.record, Answers)
+        assert len(agent.record) <= ORDERS_KEPT
     assert sum(map(len, job.diagnostics._engine._folded.values())) <= 2 * len(job.agents)
     assert not any(link.telemetry.unread for link in job.diagnostics._links.values())
 

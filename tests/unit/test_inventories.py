@@ -161,7 +161,6 @@ def take(reports: Reports) -> list[Numbered]:
 def test_an_agent_says_what_has_changed_and_everything_on_a_new_session() -> None:
     reports = Reports()
     reports.greet(HELLO, [holding(1, 2, 3, stored=STORED)])
-    reports.differences = True
     assert take(reports)[-1] == Numbered(2, holding(1, 2, 3, stored=STORED)), "the first of a session is complete"
     reports.add(holding(2, 3, 4, stored=STORED))
     [said] = take(reports)
@@ -169,14 +168,6 @@ def test_an_agent_says_what_has_changed_and_everything_on_a_new_session() -> Non
     assert len(str(said.report)) < len(str(holding(2, 3, 4))), "4 new, 4 gone, and nothing of the store"
     reports.greet(HELLO)
     assert [each.report for each in take(reports)] == [HELLO, holding(2, 3, 4, stored=STORED)], "not acknowledged"
-
-
-def test_a_supervisor_that_knows_no_differences_gets_complete_inventories() -> None:
-    reports = Reports()
-    reports.greet(HELLO, [holding(1, 2, 3)])
-    take(reports)
-    reports.add(holding(2, 3, 4))
-    assert [each.report for each in take(reports)] == [holding(2, 3, 4)]
 
 
 def say(fleet: Fleet, inventory: Inventory, seq: int) -> tuple[Command, ...]:

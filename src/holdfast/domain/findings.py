@@ -9,7 +9,6 @@ from enum import StrEnum
 from holdfast.domain.nodes import Notice
 
 STOPPED = "process is stopped"  # in the reason of a hang: stopped by SIGSTOP or a debugger
-INJECTED = "injected by holdfast inject"  # in a kernel line that `holdfast inject xid` wrote
 # Evidence key: the basis of `since`. The value begins with `ESTIMATE` if `since` is an estimate.
 DATED = "dated"
 ESTIMATE = "estimate: "

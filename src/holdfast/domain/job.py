@@ -19,7 +19,7 @@ class EnvSource:
 
     name: str
     file: str = ""  # path on the node; the value is the text of the file, without the newline at its end
-    command: str = ""  # command line that the node runs without a shell; the value is its output, likewise
+    command: str = ""  # command line, run without a shell; the value is its output, without the newline at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ReportSpec:
     flops_per_token: float | None = None  # of one trained token, about 6 × parameters
     peak_flops: float | None = None  # FLOP/s of one device
     restart_s: float | None = None  # of a restart without Holdfast, to compare with
-    checkpoint_every_s: float | None = None  # between checkpoints without Holdfast, likewise
+    checkpoint_every_s: float | None = None  # between checkpoints without Holdfast, to compare with
 
 
 Param = str | int | float | bool

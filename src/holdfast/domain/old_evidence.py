@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.domain.findings import INJECTED, STOPPED, Attribution, Finding, FindingKind, blamed
+from holdfast.domain.faults import INJECTED
+from holdfast.domain.findings import STOPPED, Attribution, Finding, FindingKind, blamed
 from holdfast.domain.nodes import Notice
 
 _DIGITS_MAX = 18  # of a number that a message can contain

@@ -108,7 +108,7 @@ class StagedShard:
 
 class TroubleKind(StrEnum):
     SET_ASIDE = "set_aside"  # a file in the place of a shard is not a readable shard; it was renamed
-    LEFT_ALONE = "left_alone"  # likewise, but the file could not be renamed, or it belongs to another release
+    LEFT_ALONE = "left_alone"  # such a file could not be renamed, or belongs to another release
     TIER_FAILS = "tier_fails"  # memory, disk or a peer accepts no copies
     IMAGE_LOCKED = "image_locked"  # a worker cannot save into an image that stays locked although no restore reads it
     SAVES_MISSED = "saves_missed"  # a rank missed several saves in a row

@@ -81,10 +81,10 @@ class Api:
         with anyio.CancelScope(shield=True):
             await self._client.aclose()
 
-    async def list(self, resource: Resource, *, fields: str = "") -> tuple[list[Object], str]:
+    async def list(self, resource: Resource) -> tuple[list[Object], str]:
         """Return (objects, version from which to watch). Raises `Refused`, `Expired`, `Unavailable` or `MalformedMessage`."""
         found: list[Object] = []
-        query = {"limit": str(PAGE), **_selected(resource, fields)}
+        query = {"limit": str(PAGE), **_selected(resource)}
         while True:
             answer = await self.request("GET", resource.path, f"list {resource}", query=query)
             items, about = answer.get("items") or [], answer.get("metadata") or {}
@@ -171,9 +171,8 @@ def _patience() -> httpx.Timeout:
     return httpx.Timeout(REQUEST_S, read=WATCH_S + SILENCE_S)
 
 
-def _selected(resource: Resource, fields: str = "") -> dict[str, str]:
-    labels = {"labelSelector": resource.selector} if resource.selector else {}
-    return labels | ({"fieldSelector": fields} if fields else {})
+def _selected(resource: Resource) -> dict[str, str]:
+    return {"labelSelector": resource.selector} if resource.selector else {}
 
 
 async def _events(answer: httpx.Response, what: str) -> AsyncIterator[tuple[str, Object]]:

@@ -198,8 +198,8 @@ class RedisLog:
         epoch, is_held = abs(int(text or 0)), text.startswith("-")
         if not epoch or (is_held and (epoch < seen or float(renewed) < float(seen_renewal))):
             raise LostData(
-                f"Redis at {self._connection.address} has lost data: it does not know the last leader; wait some seconds for "
-                "that one to put its state back"
+                f"Redis at {self._connection.address} has lost data: it does not know the last leader; wait some seconds "
+                "until that supervisor has put its state back"
             )
         self._seen[name] = max(seen, epoch), renewed or seen_renewal
         return None if is_held else Lease(name=name, holder=holder, epoch=epoch)

@@ -47,11 +47,11 @@ def opened(kind: type[Any], setting: str, url: str, **options: Any) -> Any:
     try:
         client = kind.from_url(url, **options)
         pool = client.connection_pool
-        told = pool.connection_kwargs
-        if (path := told.pop(PASSWORD_FILE, None)) is not None:
-            if told.pop("password", None) or not path:
+        arguments = pool.connection_kwargs
+        if (path := arguments.pop(PASSWORD_FILE, None)) is not None:
+            if arguments.pop("password", None) or not path:
                 raise ValueError("two passwords, or none")
-            told["credential_provider"] = _PasswordFile(told.pop("username", None), Path(path))
+            arguments["credential_provider"] = _PasswordFile(arguments.pop("username", None), Path(path))
         if pool.connection_class is aioredis.SSLConnection:
             pool.connection_class = _RereadFiles
         pool.make_connection()  # not opened; raises TypeError for an option that is not known

@@ -255,7 +255,7 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
 
 def _cannot_begin(incident: Incident, job: JobView) -> bool:
     """Whether the first start of the job has shown that no start can succeed. With a spare, another node is tried, because
-    files may be missing or damaged on this one. A job that has finished a step, or was restarted before, goes on as ever."""
+    files may be missing or damaged on this one. A job that has finished a step, or was restarted before, is restarted."""
     found = incident.attribution
     is_first = job.furthest_step == 0 and job.step == 0 and not any(not each.planned for each in job.recent)
     return is_first and found.error_class == USAGE and found.blame is Blamed.USER and not job.spares

@@ -134,13 +134,13 @@ def encode_first_steps_recorded(recorded: FirstStepsRecorded) -> pb.SupervisorMe
 decode_first_steps_recorded = _FIRST_STEPS_RECORDED.decode
 
 
-def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "") -> pb.SupervisorMessage:
-    """Return the message of an order with the leader's `epoch`. The order's own traceparent takes precedence."""
+def encode_order(epoch: int, command_id: str, order: Order) -> pb.SupervisorMessage:
+    """Return the message of an order with the leader's `epoch`."""
     codec = _ORDERS[type(order)]
     message = pb.SupervisorMessage()
     command = message.command
     command.epoch, command.command_id = epoch, command_id
-    command.traceparent = (getattr(order, "traceparent", "") if codec.apart else "") or traceparent
+    command.traceparent = getattr(order, "traceparent", "")
     getattr(command, codec.label).CopyFrom(codec.encode(order))
     return message
 
@@ -149,9 +149,9 @@ class SlotOrders:
     """Encodes the orders of a broadcast as bytes. What the slots have in common is encoded once: parsers merge an embedded
     message that occurs several times, so the order of a slot is the common bytes and those of the slot."""
 
-    def __init__(self, epoch: int, order: Order, traceparent: str = "") -> None:
+    def __init__(self, epoch: int, order: Order) -> None:
         """`order`: that of any slot."""
-        message = encode_order(epoch, "", order, traceparent)
+        message = encode_order(epoch, "", order)
         if isinstance(order, Prepare):
             for own in ("placement", "restore", "restore_runs", "peers"):
                 message.command.prepare.ClearField(own)
@@ -321,10 +321,10 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
+def encode_report(report: Report, seq: int) -> pb.AgentMessage:
     """Encode a report with number `seq` (from 1, per incarnation)."""
     codec = _REPORTS[type(report)]
-    message = pb.AgentMessage(seq=seq, traceparent=traceparent)
+    message = pb.AgentMessage(seq=seq)
     getattr(message, codec.label).CopyFrom(codec.encode(report))
     return message
 

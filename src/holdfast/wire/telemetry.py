@@ -124,7 +124,7 @@ _RELIABLE_FIELDS = tuple(_BY_TYPE[kind].label for kind in RELIABLE)
 _DROPPABLE_FIELDS = tuple(field for field in _BY_FIELD if field not in _RELIABLE_FIELDS)
 
 
-def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False, traceparent: str = "") -> pb.Tick:
+def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False) -> pb.Tick:
     """Encode a tick as one message. `goodbye`: the agent leaves intentionally, so its absence is not a fault.
 
     Raises ValueError for another node's signal, `MalformedMessage` for columns of unequal length.
@@ -136,7 +136,6 @@ def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False, t
         at=tick.at,
         dropped=tick.dropped,
         protocol_version=PROTOCOL_VERSION,
-        traceparent=traceparent,
         goodbye=goodbye,
         wants_ack=wants_ack,
     )

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agent_harness import Agent, ControlPlane, prepare_order, running_agent, script, start_job
+from agent_harness import SLEEPER, Agent, ControlPlane, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.orders import Hello, RanksFinished, Start, Stop
 from holdfast.domain.signals import GenerationStarted, KernelLine, WorkerExited
 
-SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
 STUBBORN = """
 import os, signal, subprocess, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

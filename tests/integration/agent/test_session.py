@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import grpc
 import pytest
-from supervising import facts
+from lone_sessions import lone_session
 from waiting import wait_until_async
 
 from holdfast.agent.connection import session as module
-from holdfast.agent.connection.executor import Executor
 from holdfast.agent.connection.reports import Reports
-from holdfast.agent.connection.session import Session
 from holdfast.domain.errors import IncompatibleVersion
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Hello, Inventory
+from holdfast.domain.orders import Inventory
 from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -64,17 +61,7 @@ async def agent_of(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> 
 
     reports = Reports()
     async with listen("127.0.0.1:0", register, services=[]) as listening, anyio.create_task_group() as tasks:
-        session = Session(
-            endpoints=[listening.endpoint],
-            hello=lambda: Hello(facts("n1")),
-            inventories=lambda: (),
-            executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-            reports=reports,
-            on_diagnostics=lambda _: None,
-            on_peers=lambda _: None,
-            on_saved_by_all=lambda _: None,
-        )
-        tasks.start_soon(session.run)
+        tasks.start_soon(lone_session([listening.endpoint], "n1", reports=reports).run)
         yield reports
         tasks.cancel_scope.cancel()
 

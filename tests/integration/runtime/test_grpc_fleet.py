@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import grpc
 import pytest
+from lone_sessions import lone_session
 from structlog.testing import capture_logs
-from supervising import facts
 from waiting import wait_until_async
 
 from holdfast.agent.connection import streams
-from holdfast.agent.connection.executor import Executor
 from holdfast.agent.connection.outbox import Outbox
-from holdfast.agent.connection.reports import Reports
-from holdfast.agent.connection.session import Session
 from holdfast.agent.connection.uplink import Uplink
-from holdfast.domain.orders import Hello
 from holdfast.runtime.rpc.grpc_channel import open_channel
 from holdfast.runtime.rpc.grpc_server import listen
 from holdfast.runtime.trust.fleet import Membership
@@ -68,17 +63,7 @@ async def served(membership: Membership | None) -> AsyncIterator[tuple[Service, 
 
 @asynccontextmanager
 async def agent(endpoints: list[str], membership: Membership) -> AsyncIterator[None]:
-    session = Session(
-        endpoints=endpoints,
-        hello=lambda: Hello(facts("n1")),
-        inventories=lambda: (),
-        executor=cast(Executor, SimpleNamespace(epoch=0, greet=lambda _: True)),
-        reports=Reports(),
-        on_diagnostics=lambda _: None,
-        on_peers=lambda _: None,
-        on_saved_by_all=lambda _: None,
-        membership=membership,
-    )
+    session = lone_session(endpoints, "n1", membership=membership)
     workers_ended = anyio.Event()
     workers_ended.set()
     uplink = Uplink(

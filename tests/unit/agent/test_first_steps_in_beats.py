@@ -14,7 +14,6 @@ def on_a_session() -> Reports:
     reports = Reports()
     reports.greet(HELLO)
     assert taken(reports) == [HELLO]
-    reports.first_steps_in_beats = True
     return reports
 
 
@@ -69,22 +68,15 @@ def test_later_reports_do_not_overtake_first_steps() -> None:
     assert taken(reports) == [finished]
 
 
-def test_the_next_session_begins_with_a_report_of_what_was_not_recorded() -> None:
-    """Its supervisor may be of an earlier version, or the previous one may have ended before its commit."""
+def test_the_next_session_repeats_what_was_not_recorded_before_later_reports() -> None:
+    """The previous supervisor may have ended before its commit."""
     reports = on_a_session()
     reports.add(stepping())
     assert taken(reports) == []
     reports.in_beat()
     reports.add(RanksFinished("gpt", 1, (0, 1), 13.0))
     reports.greet(HELLO)
-    assert taken(reports) == [HELLO, stepping(), RanksFinished("gpt", 1, (0, 1), 13.0)]
-    assert not wants_beat(reports)
-    assert reports.in_beat() == ()
-
-
-def test_a_supervisor_of_an_earlier_version_gets_reports() -> None:
-    reports = on_a_session()
-    reports.first_steps_in_beats = False
-    reports.add(stepping())
-    assert taken(reports) == [stepping()]
-    assert reports.in_beat() == ()
+    assert taken(reports) == [HELLO]
+    assert wants_beat(reports)
+    assert reports.in_beat() == (stepping(),)
+    assert taken(reports) == [RanksFinished("gpt", 1, (0, 1), 13.0)]

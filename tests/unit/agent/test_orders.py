@@ -33,7 +33,8 @@ from holdfast.domain.orders import (
 
 pytestmark = pytest.mark.anyio
 
-ORDER = Start("gpt", 3, "host:1")
+ORDER = Stop("gpt", 3)
+START = Start("gpt", 3, "host:1")
 HELLO = Hello(NodeFacts("n", "i", "h", "a", "z", 1, "", 1, "/d", "/k"))
 
 
@@ -76,31 +77,20 @@ async def test_a_repeat_is_answered_and_not_executed_also_after_a_restart(tmp_pa
 
 
 async def test_a_start_that_heartbeats_answer_is_answered_only_when_it_failed_or_is_repeated(ledger: Ledger) -> None:
-    hands, answers, in_beats = Hands(), list[OrderDone](), True
+    hands, answers = Hands(), list[OrderDone]()
     async with anyio.create_task_group() as tasks:
-        executor = Executor(
-            tasks=tasks,
-            ledger=ledger,
-            carry_out=hands.carry_out,
-            report=answers.append,
-            starts_in_beats=lambda: in_beats,
-        )
-        executor.submit(1, "c1", ORDER)
-        executor.submit(1, "c2", Stop("gpt", 2))
+        executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+        executor.submit(1, "c1", START)
+        executor.submit(1, "c2", ORDER)
     assert [answer.command_id for answer in answers] == ["c2"], "other orders are answered"
-    executor.submit(1, "c1", ORDER)
+    executor.submit(1, "c1", START)
     assert [(answer.command_id, answer.ok) for answer in answers[1:]] == [("c1", True)]
     assert len(hands.done) == 2
     async with anyio.create_task_group() as tasks:
         executor._tasks = tasks
         hands.error = Conflict("not prepared")
-        executor.submit(1, "c3", ORDER)
+        executor.submit(1, "c3", START)
     assert [(answer.command_id, answer.ok) for answer in answers[2:]] == [("c3", False)]
-    async with anyio.create_task_group() as tasks:
-        executor._tasks = tasks
-        hands.error, in_beats = None, False  # the session of another supervisor, of an earlier version
-        executor.submit(2, "c4", ORDER)
-    assert [(answer.command_id, answer.ok) for answer in answers[3:]] == [("c4", True)]
 
 
 async def test_the_version_of_the_workers_is_said_with_the_first_answer_only(ledger: Ledger) -> None:

@@ -54,7 +54,8 @@ def test_reliable_signals_come_again_under_the_same_number_until_acknowledged() 
     box.acknowledge(2)  # covers what was before it
     assert [tick.seq for tick in box.again()] == [3]
     box.acknowledge(3)
-    assert box.settled
+    assert not box.urgent
+    assert box.again() == ()
 
 
 def test_a_flood_of_kernel_lines_pushes_out_no_exit() -> None:
@@ -87,7 +88,8 @@ def test_a_tick_that_diagnostics_cannot_read_is_given_up_and_counted() -> None:
     given_up = box.give_up_oldest()
     assert given_up is not None
     assert given_up.seq == tick.seq
-    assert box.settled
+    assert not box.urgent
+    assert box.again() == ()
     assert box.dropped == 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnostics.detectors.alone import Alone
@@ -166,6 +166,7 @@ def doubts(found: list[Finding], steps: int) -> list[int | None]:
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=150),
     st.sampled_from([0.01, 1.0, 30.0]),
 )
+@example([(True, False)] * 5 + [(False, False)], 0.01)  # the warning is withdrawn, and not the error of the fifth step
 def test_no_step_without_a_number_is_without_a_doubt_and_no_doubt_is_about_a_verified_state(
     bad: list[tuple[bool, bool]], step_s: float
 ) -> None:

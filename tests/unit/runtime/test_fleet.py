@@ -80,8 +80,8 @@ def test_an_introduction_belongs_to_its_fleet_and_number() -> None:
             service.admit(said | changed)
 
 
-def test_a_name_that_is_none_is_not_repeated() -> None:
-    with pytest.raises(OtherFleet, match="not a name that is none"):
+def test_a_malformed_name_is_not_repeated() -> None:
+    with pytest.raises(OtherFleet, match="not a malformed name"):
         Membership("main").admit({"holdfast-fleet": "\x1b[2J" * 1000})
 
 

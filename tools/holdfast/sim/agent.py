@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
-from zlib import crc32
 
 from holdfast.agent.connection.admission import Admission, Record
 from holdfast.agent.connection.ledger import ANSWERS_MAX, Ledger
@@ -25,10 +24,11 @@ from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailabl
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Order, Report
 from holdfast.replicator.view import Held, View
-from holdfast.sim import traces
+from holdfast.sim import releases, traces
 from holdfast.sim.clocks import Clock
 from holdfast.sim.cohort import Cohort
 from holdfast.sim.links import Links
+from holdfast.sim.releases import EarlierReports, Release
 from holdfast.sim.replicator import Replicator
 from holdfast.sim.reporting import Reporting
 from holdfast.sim.resets import Resets
@@ -75,12 +75,14 @@ class Agent:
         zone: str,
         capacity: int,
         *,
+        release: Release | None = None,
         orders_kept: int = ANSWERS_MAX,
         record: Record | None = None,
     ) -> None:
-        """`orders_kept`: number of orders that the agent's ledger and the promises about orders remember. `record`: replaces
-        the ledger."""
+        """`release`: by default that of the name. `orders_kept`: number of orders that the ledger and the promises about
+        orders remember. `record`: replaces the ledger."""
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
+        self.release = releases.of_node(name) if release is None else release
         self._orders_kept = orders_kept
         self.clock = Clock(world)
         self.life = 0
@@ -89,14 +91,17 @@ class Agent:
         self.control_cut = False  # partitions
         self.telemetry_cut = False
         self.session = 0  # 0 = none
-        self.reports, self._reporting = Reports(), Reporting(name)
+        self._begin_reports()
         self.epoch_seen = 0  # for the invariant: the highest epoch of an order that arrived
-        self._record = record
         if record is None:
             # The contents of the ledger, on disk. A garbage collection in another thread may close it.
-            self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            weakref.finalize(self, self._database.close)
-        self.admission = self._begin_admission()
+            database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, database.close)
+            self._read_record: Callable[[], Record] = lambda: Ledger(Path(name), database, answers_max=orders_kept)
+        else:
+            self._read_record = lambda: record
+        self.record = self._read_record()
+        self.admission = Admission(self.record)
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # by id
         self.generations = Generations()
@@ -104,9 +109,6 @@ class Agent:
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # version that was last reported
-        self.is_of_this_version = crc32(name.encode()) % 4 > 0  # otherwise no differences, no workers in answers
-        self.starts_in_beats = crc32(name.encode()) % 3 > 0  # otherwise of an earlier version, which answers Start
-        self.first_steps_in_beats = crc32(name.encode()) // 3 % 3 > 0  # otherwise likewise, and reports first steps
         self.cohort: Cohort[Agent] | None = None  # in which another agent may stand for this one
         self.replicator = Replicator(world, around, name, self.clock.now, self.report)
         self.resets = Resets()  # outcomes of GPU resets
@@ -132,13 +134,15 @@ class Agent:
         self.life += 1
         self.incarnation = f"{self.name}-life{self.life}"
         self.alive = True
-        self.session, self.reports, self._reporting = 0, Reports(), Reporting(self.name)
+        self.session = 0
+        self._begin_reports()
         self.generations = Generations()
         self.version = self.reported = 1
         for command_id in self.admission.in_progress:  # unanswered; may be executed again, except resets and reboots
             if not isinstance(self.orders[command_id], orders.ResetGpu | orders.RebootNode):
                 self.executed.pop(command_id, None)
-        self.admission = self._begin_admission()
+        self.record = self._read_record()
+        self.admission = Admission(self.record)
         self.resetting = False
         self.expects = ""
         self.workers = None
@@ -148,10 +152,11 @@ class Agent:
             self.preflight, self.busy = Preflight(), True
             self._test_itself()
 
-    def _begin_admission(self) -> Admission:
-        if self._record is not None:
-            return Admission(self._record)
-        return Admission(Ledger(Path(self.name), self._database, answers_max=self._orders_kept))
+    def _begin_reports(self, seq: int = 0, version: int = 0) -> None:
+        """`seq`: number of the last report that was sent; `version`: of the set of workers in it."""
+        self.reports = Reports() if self.release is Release.THIS else EarlierReports()
+        self.reports._seq = seq
+        self._reporting = Reporting(self.name, seq, version)
 
     @property
     def _tests_are_old(self) -> bool:
@@ -208,7 +213,8 @@ class Agent:
     def settled(self) -> bool:
         """Whether nothing is in progress, or on its way to or from the supervisor."""
         is_idle = not (self.admission.in_progress or self.generations.is_preparing or self.resetting)
-        return bool(self.session) and is_idle and self.reports.settled and self.version == self.reported
+        is_reported = not (self.reports._waiting or self.reports._sent or self.reports._in_beats)
+        return bool(self.session) and is_idle and is_reported and self.version == self.reported
 
     @property
     def last_report(self) -> int:
@@ -229,9 +235,7 @@ class Agent:
             self._forget_oldest()
         for answer in answers:
             self.admission.finish(answer, lambda _: version)
-        self.reports, self._reporting = Reports(seq), Reporting(self.name, seq, version)
-        self.reports.differences = other.reports.differences
-        self.reports.first_steps_in_beats = other.reports.first_steps_in_beats
+        self._begin_reports(seq, version)
         self.generations.over(self.generations.prepare(prepare, lambda: None))
         self.version = self.reported = version
         self.workers = Workers(prepare, theirs.started, theirs.ready, step=theirs.step)
@@ -246,9 +250,7 @@ class Agent:
         self.reports.greet(hello, [self.replicator.inventory(job) for job in sorted(self.replicator.jobs) or [JOB]])
         self._reporting.begin()
         self._send()
-        self._reporting.settled()
-        self.reports.differences = self.is_of_this_version  # as the leader's greeting says, which comes now
-        self.reports.first_steps_in_beats = self.first_steps_in_beats
+        self._reporting.begun()
 
     def report(self, report: Report) -> None:
         self.reports.add(report)
@@ -309,7 +311,7 @@ class Agent:
     def begun(self) -> tuple[orders.RanksStarted, ...]:
         """The generation that this node's heartbeats name as started: it has not stepped yet."""
         workers = self.workers
-        if workers is None or not workers.started or workers.step or not self.starts_in_beats:
+        if workers is None or not workers.started or workers.step or self.release is Release.ANSWERS_START:
             return ()
         return (orders.RanksStarted(workers.order.job, workers.order.generation),)
 
@@ -342,7 +344,7 @@ class Agent:
             machine_id="" if self.returns is None else f"{self.name}-machine{self.machine}",
             reboots=self.returns is not None and self.returns.ordered,
             tests_links=self.links is not None,
-            agrees_on_saves=self.is_of_this_version,
+            agrees_on_saves=self.release is Release.THIS,
         )
 
     # ------------------------------------------------------------ orders
@@ -377,7 +379,8 @@ class Agent:
 
         def done(result: Outcome | HoldfastError) -> None:
             answer = self.admission.finish(answer_of(command_id, result, self.clock.now()), self._version_for_answer)
-            if not (isinstance(order, orders.Start) and answer.ok and self.starts_in_beats):  # heartbeats answer it
+            in_beat = isinstance(order, orders.Start) and self.release is not Release.ANSWERS_START
+            if not (in_beat and answer.ok):
                 self.report(answer)
 
         try:
@@ -394,7 +397,7 @@ class Agent:
                 self.executed.pop(oldest, None)
 
     def _version_for_answer(self, workers: Sequence[RunningWorker]) -> int:
-        if not self.is_of_this_version or self.ended:
+        if self.ended:
             return 0
         self.reported = self.version
         return self.version

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-from holdfast.agent.connection.admission import Admission
+from holdfast.agent.connection.admission import Record
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.construct import constructor_of
 from holdfast.domain.evolve import evolve
@@ -36,7 +36,7 @@ class Member(Protocol):
     incarnation: str
     session: int
     version: int
-    admission: Admission
+    record: Record
 
 
 A = TypeVar("A", bound=Member)
@@ -48,7 +48,8 @@ class Follower(Generic[A]):
 
     agent: A
     place: Placement
-    reports_ahead: int  # number of the last report, compared with the leader's; likewise the others
+    # Compared with the leader's: the number of the last report, the version of the workers, the number of the last tick.
+    reports_ahead: int
     version_ahead: int
     ticks_ahead: int
     ranks: tuple[int, ...] = field(init=False)
@@ -107,7 +108,7 @@ class Cohort(Generic[A]):
     def answers_of(self, follower: Follower[A]) -> Iterator[OrderDone]:
         """What the follower has answered to its orders."""
         for broadcast in self.broadcasts:
-            if (known := self.leader.admission.known_answer(broadcast.id_of(self.place.slot))) is not None:
+            if (known := self.leader.record.answer(broadcast.id_of(self.place.slot))) is not None:
                 answer = self.report_of(follower, known)
                 assert isinstance(answer, OrderDone)
                 yield answer

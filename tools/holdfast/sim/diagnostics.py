@@ -321,7 +321,7 @@ class Diagnostics:
         def acknowledge() -> None:
             if self._process == process and link.stream is stream:
                 outbox.acknowledge(receipt.seq)
-                if outbox.settled:
+                if link.telemetry.settled:
                     for node in link.telemetry.agent.stands_for:
                         self._engine.settled(node)
 

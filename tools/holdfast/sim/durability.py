@@ -8,7 +8,8 @@ attempt, is
 * on another machine, in memory at least, for each peer that the order to prepare has named; and on its disk after the time
   that this takes. A lost message begins the time anew;
 * complete in the object store, if the disks of all nodes are fast: of the saves that all ranks have, at least one in two
-  intervals of the store. (A node with a slow disk may miss the step that the others have chosen.)
+  intervals of the store. (A node with a slow disk may miss the step that the others have chosen. Ranks that a new interval has
+  not reached, because the leader has ended, choose other steps than the rest until the next leader sends it again.)
 
 A fault is a start or an end of the replicator or of its machine, a corrupt copy, another configuration, and the store's
 absence. While the nodes of a job are reached by no order, they have the peers of the last one, and copy to them.
@@ -98,12 +99,14 @@ def _reaches_store(replicators: Iterable[Replicator], store: Store, config: Conf
     ranks = {rank for each in members for rank in each.config_of(config.job).ranks}
     if len(ranks) < config.mesh.world_size or any(each.slow_disk for each in members):
         return
-    saved = _saved_by_all(members, config, since)
+    saves = _saves(members, config, since)
+    saved = {step: max(found) for step, found in saves.items() if len(found) == config.mesh.world_size}
     steps = sorted(saved)
     gap_s = max((saved[later] - saved[earlier] for earlier, later in pairwise(steps)), default=inf)
     begin, end = now - STORE_S - 2 * max(config.store_interval_s, gap_s) - gap_s, now - STORE_S
     due = [step for step in steps if begin <= saved[step] <= end]
-    if since > begin or not due:
+    intervals_differ = any(step not in saved and begin <= max(found) <= end for step, found in saves.items())
+    if since > begin or not due or intervals_differ:
         return
     newest = max((each.step for each in store.complete(config.job) if each.attempt == config.attempt), default=0)
     if newest < due[0]:
@@ -118,15 +121,15 @@ def _is_member(each: Replicator, config: Configure) -> bool:
     return known is not None and (known.generation, known.token) == (config.generation, config.token)
 
 
-def _saved_by_all(members: Iterable[Replicator], config: Configure, since: float) -> dict[int, float]:
-    """Return the steps that all ranks have saved since then, with the time of the last rank."""
+def _saves(members: Iterable[Replicator], config: Configure, since: float) -> dict[int, list[float]]:
+    """Return the steps that have been saved since then, with the time of each rank."""
     times: dict[int, list[float]] = {}
     for each in members:
         for rank in each.config_of(config.job).ranks:
             for at, key in each.undisturbed.saves.get((config.job, rank), ()):
                 if key.attempt == config.attempt and at > since:
                     times.setdefault(key.step, []).append(at)
-    return {step: max(found) for step, found in times.items() if len(found) == config.mesh.world_size}
+    return times
 
 
 # ---------------------------------------------------------------- elections

@@ -36,6 +36,7 @@ from holdfast.sim.cohorts import Cohorts
 from holdfast.sim.diagnostics import Diagnostics
 from holdfast.sim.large_report import Progress, Recovery, Result
 from holdfast.sim.neighbourhood import Neighbourhood
+from holdfast.sim.releases import Release
 from holdfast.sim.supervisor import Supervisor
 from holdfast.sim.training import Training
 from holdfast.sim.truth import Truth
@@ -150,9 +151,11 @@ class LargeJob(Neighbourhood):
 
     def _agent(self, name: str) -> Agent:
         """An agent of this version. The small worlds have agents of earlier versions, too."""
-        agent = Agent(self.world, self, name, "", RANKS_PER_NODE, orders_kept=ORDERS_KEPT, record=Answers(ORDERS_KEPT))
+        record = Answers(ORDERS_KEPT)
+        agent = Agent(
+            self.world, self, name, "", RANKS_PER_NODE, release=Release.THIS, orders_kept=ORDERS_KEPT, record=record
+        )
         agent.slow_share = 0.0
-        agent.is_of_this_version = agent.starts_in_beats = agent.first_steps_in_beats = True
         agent.replicator.plan_s, agent.replicator.report_s = PLAN_S, REPORT_S
         return agent
 

@@ -2,7 +2,7 @@
 
 * Each session begins with a Hello. The numbers of an incarnation increase; the version of its set of workers never decreases.
 * A report that was sent and not acknowledged is sent again on the next session, in the same order, before newer ones.
-* Each heartbeat repeats the first steps that the supervisor has not recorded; the next session begins with a report of them.
+* Each heartbeat repeats the first steps that the supervisor has not recorded, also on the next session.
 * An inventory, complete or as a difference, gives the supervisor exactly the shards in the node's memory and on its disk.
 """
 
@@ -31,15 +31,15 @@ class Reporting:
         self._greets = False  # whether the next report must be a Hello
         self._sent: dict[int, Report] = {}  # on this session, by number; not acknowledged
         self._again: deque[Report] = deque()  # of the session before, not sent again yet
-        self._in_beats: dict[str, RanksStepping] = {}  # by job: in the heartbeats of this session; not recorded
+        self._in_beats: dict[str, RanksStepping] = {}  # by job: in the last heartbeat, not recorded
+        self._beats = True  # whether they have been in a heartbeat of this session
         self._shown: dict[str, tuple[int, Iterable[ShardRecord]]] = {}  # by job: the last inventory of this session
 
     def begin(self) -> None:
-        self._again = deque((*self._again, *self._sent.values(), *self._in_beats.values()))
+        self._again = deque((*self._again, *self._sent.values()))
         self._sent.clear()
-        self._in_beats.clear()
         self._shown.clear()
-        self._greets = True
+        self._greets, self._beats = True, not self._in_beats
 
     def sent(self, numbered: Numbered, files: Iterable[Held]) -> None:
         """`files`: the shards of the job on this machine, if the report is an inventory."""
@@ -65,8 +65,10 @@ class Reporting:
                     raise Violation(f"{self._node} sends {report} before {expected}, which was not acknowledged")
                 self._sent[seq] = report
 
-    def settled(self) -> None:
+    def begun(self) -> None:
         """Everything that waited for the session has been sent."""
+        if not self._beats:
+            raise Violation(f"{self._node} does not repeat its first steps, which are not recorded")
         if self._again:
             raise Violation(f"{self._node} does not send again {self._again[0]}, which was not acknowledged")
 
@@ -79,7 +81,7 @@ class Reporting:
         for job, known in self._in_beats.items():
             if job not in said or said[job].generation < known.generation:
                 raise Violation(f"a heartbeat of {self._node} lacks {known}, which is not recorded")
-        self._in_beats = said
+        self._in_beats, self._beats = said, True
 
     def recorded(self, job: str, generation: int) -> None:
         if (known := self._in_beats.get(job)) is not None and known.generation == generation:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from holdfast.domain.findings import Remedy
-
 FAULTS_MAX = 3
-RESET_NOW = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)  # of a finding that demands a reset
-RESET_LATER = (Remedy.WATCH, Remedy.RESET_GPU)  # of a warning: the run may continue until its next boundary
 FAILED = "the command that resets GPUs failed"
 
 

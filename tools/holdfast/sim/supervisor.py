@@ -101,7 +101,7 @@ class Supervisor:
         self._machine = 1
         self.clock = self._steady()
         self.internal: deque[protocol.Event] = deque()  # the leader's own events, in its memory
-        self.first_steps: deque[protocol.NodeReported] = deque()  # of heartbeats, likewise
+        self.first_steps: deque[protocol.NodeReported] = deque()  # from heartbeats, in its memory
         self.epoch = 0
         self._terms = 0
         self.leading = False

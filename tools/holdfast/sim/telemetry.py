@@ -180,7 +180,8 @@ class Telemetry:
     @property
     def settled(self) -> bool:
         """Whether diagnostics has folded and acknowledged all signals that must not be lost."""
-        return self.agent.alive and self.life == self.agent.life and self.outbox.settled
+        is_kept = self.outbox.urgent or self.outbox._unacknowledged
+        return self.agent.alive and self.life == self.agent.life and not is_kept
 
     def continue_as(self, other: Telemetry, ahead: int) -> None:
         """Take the state of `other`, which is settled, for an agent that has taken the state of its agent. `ahead`: number of
@@ -191,7 +192,8 @@ class Telemetry:
         ranks = tuple(workers.order.placement.ranks)
         started = None if known.started is None else evolve(known.started, node=name, ranks=ranks)
         self.sent_seq = other.sent_seq + ahead
-        self.outbox = Outbox(name, self.agent.incarnation, self.sent_seq)
+        self.outbox = Outbox(name, self.agent.incarnation)
+        self.outbox._seq = self.sent_seq
         self.outbox.acknowledge(self.sent_seq)
         self._reported = replace(known, workers=workers, ranks=ranks, started=started, ended=set())
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.releases import Release
 from holdfast.sim.telemetry import Finished
 from holdfast.sim.world import World
 
@@ -165,7 +166,7 @@ class Training:
             )
         else:  # the result is lost, or late
             self._alone.add(run)
-        if run not in self._alone and all(agent.is_of_this_version for agent in members):
+        if run not in self._alone and all(agent.release is Release.THIS for agent in members):
             self._all_or_none(members, saving, step)
         for agent in saving:
             self.world.soon(0.0, 0.1, self._saving(agent, run, step))

@@ -248,7 +248,6 @@ class Agent:
             carry_out=self._carry_out,
             report=self._report,
             workers_version=self._pool.worker_set.version_for_answer,
-            starts_in_beats=lambda: self._session.starts_in_beats,
         )
         self._session = Session(
             endpoints=settings.endpoints,

@@ -31,22 +31,13 @@ _Due = tuple[str, Held]  # job, shard
 
 
 class Scrubber:
-    """`interval_s`: seconds between two checks of a shard. `clock` returns seconds."""
+    """`interval_s`: seconds between two checks of a shard."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        client: Client,
-        *,
-        interval_s: float,
-        pace: Callable[[int], None],
-        clock: Callable[[], float] = anyio.current_time,
-    ) -> None:
+    def __init__(self, engine: Engine, client: Client, *, interval_s: float, pace: Callable[[int], None]) -> None:
         self._engine = engine
         self._client = client
         self._interval_s = interval_s
         self._pace = pace
-        self._clock = clock
         self._good_at: dict[_Due, float] = {}  # time of the last verification; the first is that of the write
 
     async def run(self) -> None:
@@ -61,7 +52,7 @@ class Scrubber:
     def _next(self) -> tuple[_Due | None, float]:
         """Return the shard to check now, or the seconds until the next one. A shard is verified when it is written, so a new
         shard counts as checked."""
-        now = self._clock()
+        now = anyio.current_time()
         here = {(job.name, held) for job in self._engine.jobs.values() for held in job.held if held.tier is Tier.DISK}
         self._good_at = {due: self._good_at.get(due, now) for due in here}
         oldest = min(self._good_at, key=lambda due: self._good_at[due], default=None)
@@ -76,7 +67,7 @@ class Scrubber:
         if job is None or manifest is None:
             return
         path = self._engine.tiers.disk.path(name, held.key)
-        self._good_at[name, held] = self._clock()
+        self._good_at[name, held] = anyio.current_time()
         try:
             await self._engine.threads.scrub(verify_on_medium, path, manifest, self._pace)
         except FileNotFoundError:

@@ -4,7 +4,7 @@ results."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +49,7 @@ class NotYet(NotFound):
 class OpenStores:
     """The object stores in use, each opened once. Thread-safe."""
 
-    def __init__(self, opener: Callable[[str], ObjectStore] = open_store) -> None:
-        self._opener = opener
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
 
@@ -58,7 +57,7 @@ class OpenStores:
         """Return the store at a URL. Raises InvalidSpec for an unsupported URL."""
         with self._lock:
             if url not in self._stores:
-                self._stores[url] = self._opener(url)
+                self._stores[url] = open_store(url)
             return self._stores[url]
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ from holdfast.domain.signals import (
 )
 
 _FINDINGS_MAX = 10_000  # ids of reported findings that are kept, so that each finding is reported once
+_CORRELATE_S = 60.0  # a worker failure that was reported longer ago is not superseded
 _FAULTS_MAX = 64  # worker failures kept per generation: the root failure and a few corrections
 _WORKER_KINDS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 
@@ -58,12 +59,9 @@ _Route = tuple[tuple[int, Callable[[Any, Observed, float, Roster], tuple[Any, Fi
 class Engine:
     """Keeps the state of all detectors.
 
-    `gap_after_s`: a longer time between two clock ticks is a gap in the telemetry. `correlate_s`: a worker failure that was
-    reported longer ago is not superseded."""
+    `gap_after_s`: a longer time between two clock ticks is a gap in the telemetry."""
 
-    def __init__(
-        self, detectors: Sequence[Detector[Any]], *, gap_after_s: float = 1.0, correlate_s: float = 60.0
-    ) -> None:
+    def __init__(self, detectors: Sequence[Detector[Any]], *, gap_after_s: float = 1.0) -> None:
         self._detectors = tuple(detectors)
         self._states: list[Any] = [detector.initial() for detector in self._detectors]
         self._routes: dict[type, _Route] = {}
@@ -73,7 +71,6 @@ class Engine:
         self._worker_faults: Bounded[tuple[str, int], deque[Finding]] = Bounded(_FINDINGS_MAX)
         self._holding = Holding()
         self._gap_after_s = gap_after_s
-        self._correlate_s = correlate_s
         self._clock: float | None = None
 
     def fold(self, signal: Signal, now: float) -> Folded:
@@ -197,7 +194,7 @@ class Engine:
         if not root or not finding.job or finding.supersedes:
             return finding
         for earlier in reversed(self._worker_faults.get((finding.job, finding.generation), ())):
-            if finding.at - earlier.at > self._correlate_s:
+            if finding.at - earlier.at > _CORRELATE_S:
                 break
             if earlier.node == finding.node or earlier.confidence < 0.5:
                 return replace(finding, supersedes=earlier.id, evidence={**finding.evidence, "supersedes": earlier.id})

@@ -6,7 +6,7 @@ supervisor and no diagnostics. Nothing of a request gets into a certificate but 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -122,9 +122,8 @@ def crl_of(directory: Path | None) -> Path | None:
 class EnrolmentServicer(pb_grpc.EnrolmentServicer):
     """Any supervisor with a CA answers, leader or not: who may ask is decided by the caller's certificate."""
 
-    def __init__(self, issuer: Issuer | None, refused: Callable[[str, str], None] | None = None) -> None:
+    def __init__(self, issuer: Issuer | None) -> None:
         self._issuer = issuer
-        self._refused = refused or _log_refusal
 
     async def Renew(  # noqa: N802
         self, request: pb.RenewRequest, context: Context
@@ -136,18 +135,14 @@ class EnrolmentServicer(pb_grpc.EnrolmentServicer):
         if identities is None or not any(each.name == request.node for each in identities):
             shown = ", ".join(each.uri for each in identities or ()) or "nobody known"
             reason = f"the certificate of node {request.node!r} is renewed for this node only; the caller is {shown}"
-            self._refused(request.node, reason)
+            log.warning("certificate not renewed", node=request.node, reason=reason)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
             raise AssertionError("abort raises")
         try:
             issued = await self._issuer.issue(request.node, request.csr)
         except HoldfastError as error:
-            self._refused(request.node, str(error))
+            log.warning("certificate not renewed", node=request.node, reason=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
         log.info("certificate of a node renewed", node=request.node, serial=issued.serial, peer=context.peer())
         return pb.RenewAnswer(certificate=issued.certificate, ca=issued.ca)
-
-
-def _log_refusal(node: str, reason: str) -> None:
-    log.warning("certificate not renewed", node=node, reason=reason)

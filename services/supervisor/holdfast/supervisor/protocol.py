@@ -95,10 +95,11 @@ class LeaderStarted(_Dated):
 
     epoch: int
     secret: str = ""  # random, made by the shell, so that nobody else can guess the ids of this term's orders
-    returns: ReturnRules | None = None  # this supervisor's settings; they replace those in the state
-    replacements: ReplacementRules | None = None  # likewise
-    links: LinkRules | None = None  # likewise
-    offenders: OffenderRules | None = None  # likewise
+    # This supervisor's settings, which replace those in the state.
+    returns: ReturnRules | None = None
+    replacements: ReplacementRules | None = None
+    links: LinkRules | None = None
+    offenders: OffenderRules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class SupervisorSettings(ServiceSettings):
     # Network tests between nodes without ranks: docs/diagnostics.md. Equal on all supervisors, too.
     link_tests_every_s: float = Field(default=600.0, ge=0)  # of each node, on average; 0 = none
     link_test_bytes_max: int = Field(default=64 << 20, ge=1 << 20, le=1 << 30)  # in each of the two directions
-    link_test_s_max: float = Field(default=0.5, ge=0.05, le=5)  # likewise
+    link_test_s_max: float = Field(default=0.5, ge=0.05, le=5)  # of each of the two directions
 
     def api_certificate(self, listener: socket.socket) -> tuple[ApiCertificate | None, str]:
         """Return the certificate of the API, None = plain HTTP, and a host for its URL. Raises `InvalidSpec`."""

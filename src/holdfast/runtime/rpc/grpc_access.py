@@ -163,8 +163,8 @@ def _pem(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
 
 
 def _serials(context: grpc.aio.ServicerContext[Any, Any]) -> dict[int, str]:
-    """Return the serial numbers of the caller's certificate, and of those between it and the CA, each with what it is of. Empty
-    without TLS."""
+    """Return the serial numbers of the caller's certificate and of the certificates between it and the CA, each with a
+    description. Empty without TLS."""
     proved = context.auth_context()
     found = {serial_of(pem): "the certificate" for pem in proved.get(PEM, ())}
     for chain in proved.get(CHAIN, ()):

@@ -71,14 +71,13 @@ async def listen(
     tls: Tls | None = None,
     membership: Membership | None = None,
     rules: Mapping[str, Rule] = RULES,
-    stop_grace_s: float = STOP_GRACE_S,
 ) -> AsyncIterator[Listening]:
     """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) for the duration of the block.
 
     `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection. With
     `membership`, only agents of that fleet may call them. `rules`: who may call which method; those without a rule are refused.
     Raises `Conflict` with the reason if the address cannot be bound. At the end, health turns NOT_SERVING and calls get
-    `stop_grace_s` to end.
+    `STOP_GRACE_S` to end.
     """
     door = [Door(membership, services)] if membership is not None else []
     access = _access(tls, rules)
@@ -97,7 +96,7 @@ async def listen(
     finally:
         with anyio.CancelScope(shield=True):
             await checks.enter_graceful_shutdown()
-            await server.stop(stop_grace_s)
+            await server.stop(STOP_GRACE_S)
 
 
 def _access(tls: Tls | None, rules: Mapping[str, Rule]) -> Access:

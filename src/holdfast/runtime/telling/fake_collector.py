@@ -62,13 +62,13 @@ class FakeCollector:
 
 
 @contextmanager
-def collecting(port: int = 0, host: str = "127.0.0.1") -> Iterator[FakeCollector]:
-    """Run a collector on `host`; port 0 = any free port."""
+def collecting(host: str = "127.0.0.1") -> Iterator[FakeCollector]:
+    """Run a collector on a free port of `host`."""
     collector = FakeCollector(host)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=(("grpc.so_reuseport", 0),))
     trace_grpc.add_TraceServiceServicer_to_server(_Traces(collector), server)  # type: ignore[no-untyped-call]
     metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(collector), server)  # type: ignore[no-untyped-call]
-    collector.port = server.add_insecure_port(f"{host}:{port}")
+    collector.port = server.add_insecure_port(f"{host}:0")
     server.start()
     try:
         yield collector

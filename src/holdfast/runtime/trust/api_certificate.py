@@ -52,7 +52,7 @@ class ApiCertificate:
         return _Renewing(self).first
 
     def warn_of_time(self, now: float) -> None:
-        """Log a certificate that clients refuse because of its time. Raises `InvalidSpec` if it is none."""
+        """Log a certificate that clients refuse because of its time. Raises `InvalidSpec` if the file has none."""
         lifetime = lifetime_of(read_pem(self.variables[0], self.cert), self.variables[0], self.cert)
         if not lifetime.begins_at <= now < lifetime.ends_at:
             state = "has expired" if now >= lifetime.ends_at else "is not valid yet"

@@ -101,8 +101,8 @@ class Authority:
         return set(_EVERY_HOST) <= set(limits.excluded_subtrees or ())
 
     def chain_below(self, trusted: bytes) -> bytes:
-        """Return the PEM certificates between what it signs and the CAs in `trusted` (PEM): none, or its own. Raises
-        `InvalidSpec` if none of them has signed its certificate."""
+        """Return the certificates (PEM) that link a certificate of this authority to the CAs in `trusted` (PEM): none, or this
+        authority's own. Raises `InvalidSpec` if none of those CAs has signed it."""
         anchors = x509.load_pem_x509_certificates(trusted)
         if self._certificate in anchors:
             return b""
@@ -228,7 +228,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def records(self) -> tuple[Record, ...]:
-        """Every certificate that was issued, oldest first. Raises `InvalidSpec` for a line that is none."""
+        """Every certificate that was issued, oldest first. Raises `InvalidSpec` for a malformed line."""
         lines = (self.directory / ISSUED).read_text().splitlines()
         return tuple(self._record(number, line) for number, line in enumerate(lines, 1))
 

@@ -102,14 +102,14 @@ def own_problem(tls: Tls | None, now: float) -> str:
 class OwnExpiry:
     """Logs when one's own certificate expires soon, and when it has expired; each once for each certificate."""
 
-    def __init__(self, tls: Tls, clock: Callable[[], float] = time.time) -> None:
-        self._tls, self._clock = tls, clock
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
         self._said = ("", 0.0)
 
     def look(self) -> None:
         self._tls = renewed(self._tls)
         own = certificate_of(self._tls.cert, self._tls.identities)
-        if own is None or not (state := own.state(self._clock())) or self._said == (state, own.ends_at):
+        if own is None or not (state := own.state(time.time())) or self._said == (state, own.ends_at):
             return
         self._said = (state, own.ends_at)
         say = log.error if state == "expired" else log.warning
@@ -138,7 +138,7 @@ class _Caller:
 
 
 class CallerExpiry:
-    """The certificates of callers, by whose they are. A newer one of the same replaces the one before."""
+    """The newest certificate of each caller."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -152,4 +152,4 @@ def _is(expected: str, proof: str) -> bool:
 
 
 def _shown(fleet: str) -> str:
-    return repr(fleet) if _NAME.fullmatch(fleet) else "a name that is none"
+    return repr(fleet) if _NAME.fullmatch(fleet) else "a malformed name"

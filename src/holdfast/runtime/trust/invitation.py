@@ -76,12 +76,12 @@ def new_token() -> str:
 
 
 def digest(token: str) -> str:
-    """What is kept of a token."""
+    """Return the digest under which the supervisor stores a token."""
     return hashlib.sha256(f"holdfast invitation {token}".encode()).hexdigest()
 
 
 def fingerprint(ca: bytes) -> str:
-    """Return the SHA-256 of the certificates in a PEM file, whatever stands around them. Raises `ValueError` without any."""
+    """Return the SHA-256 of the certificates in a PEM file, without other text. Raises `ValueError` if there is none."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -92,7 +92,7 @@ def fingerprint(ca: bytes) -> str:
 
 
 def node_identity(fleet: str, node: str) -> Identity:
-    """Return the identity of a node's agent. Raises `InvalidSpec` for a name that is none, or that stands for every node."""
+    """Return the identity of a node's agent. Raises `InvalidSpec` for an invalid name, and for the name of every node."""
     if not node or node == ANY_NAME or len(node) > NODE_CHARS_MAX or not node.isprintable() or "/" in node:
         raise InvalidSpec("node", node, f"the name of one node, of at most {NODE_CHARS_MAX} characters")
     return Identity(fleet, Role.AGENT, node)

@@ -79,7 +79,7 @@ class IssuerKeys:
         return fitting[0] if len(fitting) == 1 else None
 
     async def want(self, wanted: KeyWanted) -> None:
-        """Fetch the keys if this one is not known, unless that was just done. Raises `Unavailable` if they cannot be had."""
+        """Fetch the keys if this key is not known, unless they were just fetched. Raises `Unavailable` if that fails."""
         if self._knows(wanted):
             return
         async with self._one_fetch:  # who waited here finds what was fetched

@@ -68,7 +68,7 @@ def _opened(file: Path, ca: Path) -> Revocations:
 
 
 def serial_of(pem: bytes) -> int:
-    """Return the serial number of a certificate. Raises `ValueError` if it is none."""
+    """Return the serial number of a certificate. Raises `ValueError` if `pem` has none."""
     from cryptography import x509
 
     return x509.load_pem_x509_certificate(pem).serial_number
@@ -115,7 +115,7 @@ def _has_signed(signer: x509.Certificate, crl: x509.CertificateRevocationList, f
 
 
 def _is_ca_of(certificate: x509.Certificate, anchors: Sequence[x509.Certificate]) -> bool:
-    """Whether it is the certificate of a CA that one of the others has signed."""
+    """Whether this is the certificate of a CA that one of `anchors` has signed."""
     from cryptography import x509
 
     try:

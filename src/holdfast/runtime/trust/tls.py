@@ -122,7 +122,7 @@ class Lifetime:
 
 
 def lifetime_of(pem: bytes, variable: str, path: Path) -> Lifetime:
-    """Return the lifetime of the first certificate in `pem`. Raises `InvalidSpec` that names the file if it is none."""
+    """Return the lifetime of the first certificate in `pem`. Raises `InvalidSpec`, which names the file, if there is none."""
     from cryptography import x509
 
     try:
@@ -141,7 +141,7 @@ def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> No
 
 
 def uris_of(pem: bytes) -> tuple[str, ...]:
-    """Return the URIs in the subjectAltName of a certificate (the first in `pem`). Raises `ValueError` if it is none."""
+    """Return the URIs in the subjectAltName of a certificate (the first in `pem`). Raises `ValueError` if `pem` has none."""
     from cryptography import x509
 
     try:

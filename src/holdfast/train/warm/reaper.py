@@ -135,7 +135,7 @@ def _follow(worker: int, link: socket.socket) -> None:
 
 def _commands(worker: int) -> list[str]:
     """Return the command lines of processes that a worker has left although it ended well: a daemon may be what trains."""
-    known = {os.getpid(), worker}  # as long as this one waits for none, what has ended is among its children
+    known = {os.getpid(), worker}  # an ended child stays listed until this process waits for it
     for _ in range(SEARCHES_MAX):
         family, found = _search(worker)
         if found or family == known:

@@ -1,5 +1,5 @@
 """Notices that the files of imported modules have changed: a package was upgraded, or a module edited. A worker that is forked
-then would have the old code of what is imported, and the new one of what it imports itself.
+then would have old code in the imported modules, and new code in those that it imports itself.
 
 Not watched are the interpreter's own modules and Holdfast's: their upgrade replaces the agent."""
 

@@ -66,8 +66,6 @@ class Preflights:
         emit: Emit,
         report: Callable[[Report], None],
         path: Path,
-        look_s: float = LOOK_S,
-        idle_s: float = IDLE_S,
     ) -> None:
         self._node, self._every_s, self._gpus, self._watches_gpus = node, every_s, gpus, watches_gpus
         self._test_devices, self._test_disk, self._test_ports = test_devices, test_disk, test_ports
@@ -75,7 +73,6 @@ class Preflights:
         self._emit, self._report = emit, report
         self._path = path
         self._path.unlink(missing_ok=True)
-        self._look_s, self._idle_s = look_s, idle_s
         self._sample: GpuSample | None = None
         self._sampled = anyio.Event()
         self._health: GpuHealth | None = None
@@ -118,7 +115,7 @@ class Preflights:
 
     def make_way(self) -> None:
         """Cancel a running test, because a job needs this node."""
-        self._busy_until = anyio.current_time() + self._idle_s
+        self._busy_until = anyio.current_time() + IDLE_S
         self._was_busy = True
         if self._under_way is not None:
             self._under_way.cancel()
@@ -136,7 +133,7 @@ class Preflights:
                     self._under_way = scope
                     await self._test()
                 self._under_way = None
-            await anyio.sleep(self._look_s)
+            await anyio.sleep(LOOK_S)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -170,7 +167,7 @@ class Preflights:
         if self._holds:
             return False
         if not self._is_idle():
-            self._busy_until = now + self._idle_s
+            self._busy_until = now + IDLE_S
             self._was_busy = True
         if now < self._busy_until:
             return False

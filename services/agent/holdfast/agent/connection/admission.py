@@ -59,10 +59,6 @@ class Admission:
     def in_progress(self) -> frozenset[str]:
         return frozenset(self._in_progress)
 
-    def known_answer(self, command_id: str) -> OrderDone | None:
-        """The answer that is remembered of this order."""
-        return self._record.answer(command_id)
-
     def greet(self, epoch: int) -> bool:
         """Record the epoch of a supervisor that greets this agent as its leader. Returns False if a later leader was seen.
         Raises `HoldfastError` if the disk rejects the write; orders are then refused as well."""

@@ -20,8 +20,8 @@ log = structlog.get_logger("holdfast.agent.orders")
 
 class Executor:
     """`carry_out` executes an order, `report` sends the answer. `workers_version` is that of `Admission.finish`.
-    `starts_in_beats`: whether the supervisor learns from heartbeats that a `Start` succeeded, so that it needs no answer; if
-    the order is repeated, the answer is sent."""
+
+    The supervisor learns from heartbeats that a `Start` succeeded, so the answer is sent only if the order is repeated."""
 
     def __init__(
         self,
@@ -31,16 +31,12 @@ class Executor:
         carry_out: Callable[[Order], Awaitable[Outcome]],
         report: Callable[[OrderDone], None],
         workers_version: Callable[[Sequence[RunningWorker]], int] = lambda _: 0,
-        starts_in_beats: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._tasks = tasks
         self._admission = Admission(ledger)
         self._carry_out = carry_out
         self._report = report
         self._workers_version = workers_version
-        self._starts_in_beats = starts_in_beats
-        self._clock = clock
 
     @property
     def epoch(self) -> int:
@@ -57,7 +53,7 @@ class Executor:
     def submit(self, epoch: int, command_id: str, order: Order) -> None:
         """Execute an order, repeat its answer, or refuse it. Errors of the order are part of the answer and are not raised."""
         name = type(order).__name__
-        verdict = self._admission.admit(epoch, command_id, order, self._clock())
+        verdict = self._admission.admit(epoch, command_id, order, time.time())
         if verdict.execute:
             self._tasks.start_soon(self._execute, command_id, order, name=f"order {name}")
             return
@@ -75,11 +71,11 @@ class Executor:
         traceparent = order.traceparent if isinstance(order, Prepare | Start | ResetGpu) else ""
         with telemetry.within(traceparent), structlog.contextvars.bound_contextvars(job=order.job):
             result = await self._result(command_id, order)
-            answer = self._admission.finish(answer_of(command_id, result, self._clock()), self._workers_version)
+            answer = self._admission.finish(answer_of(command_id, result, time.time()), self._workers_version)
             log.info(
                 "order done", order=type(order).__name__, command_id=command_id, ok=answer.ok, reason=answer.reason
             )
-            if not (isinstance(order, Start) and answer.ok and self._starts_in_beats()):
+            if not (isinstance(order, Start) and answer.ok):
                 self._report(answer)
 
     async def _result(self, command_id: str, order: Order) -> Outcome | Exception:

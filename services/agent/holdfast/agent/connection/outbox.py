@@ -27,10 +27,9 @@ UNACKNOWLEDGED_MAX = 256  # ticks with reliable signals; beyond it, signals gath
 class Outbox:
     """Composes ticks. `dropped` counts signals that were dropped since the start because the queue was full."""
 
-    def __init__(self, node: str, incarnation: str, seq: int = 0) -> None:
-        """`seq`: number of the last tick that this incarnation has sent."""
+    def __init__(self, node: str, incarnation: str) -> None:
         self._node, self._incarnation = node, incarnation
-        self._seq = seq
+        self._seq = 0  # of the last tick
         self._reliable: deque[NodeSignal] = deque()
         self._droppable: deque[NodeSignal] = deque()
         self._unacknowledged: dict[int, Tick] = {}  # by seq, in order, with their reliable signals only
@@ -41,11 +40,6 @@ class Outbox:
     def urgent(self) -> bool:
         """Whether a reliable signal has not been sent yet."""
         return bool(self._reliable)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every reliable signal has been acknowledged."""
-        return not self._reliable and not self._unacknowledged
 
     @property
     def wants_ack(self) -> bool:

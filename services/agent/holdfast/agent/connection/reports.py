@@ -4,8 +4,8 @@ Numbers increase within an incarnation, and the supervisor ignores numbers that 
 begins with `Hello`, so on a new session unacknowledged reports get new numbers after that of the greeting. A report whose
 acknowledgement was lost may therefore be sent twice; reports are idempotent.
 
-First steps travel in heartbeats if the supervisor of the session accepts that: each heartbeat repeats them until the supervisor
-has recorded them. On the next session they are reports again until its supervisor accepts them in heartbeats."""
+First steps travel in heartbeats, also those of the session before: each heartbeat repeats them until the supervisor has
+recorded them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,16 @@ class Numbered:
 class Reports:
     """A queue of reports. Inventories replace each other; other reports are kept until acknowledged.
 
-    On one session reports arrive in order and completely. If the supervisor accepts `differences`, an inventory contains the
-    changes since the session's last one of the job. The first one is complete.
+    On one session reports arrive in order and completely, so an inventory contains the changes since the session's last one of
+    the job. The first one is complete.
     """
 
-    def __init__(self, seq: int = 0) -> None:
-        """`seq`: number of the last report that this incarnation has sent."""
-        # What the supervisor of this session accepts: inventories as differences, first steps in heartbeats.
-        self.differences = self.first_steps_in_beats = False
+    def __init__(self) -> None:
         self._in_beats: dict[str, RanksStepping] = {}  # by job: the newest first steps that are not recorded yet
         self._unsaid = False  # whether no heartbeat has contained some of them
         # Job → the last inventory that was sent on this session: number, complete inventory.
         self._last_sent: dict[str, tuple[int, Inventory]] = {}
-        self._seq = seq
+        self._seq = 0  # of the last report
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
 
@@ -54,9 +51,7 @@ class Reports:
 
     def take(self) -> Numbered | None:
         """Return the next report to send, numbered; None if there is none, or if a heartbeat is to be sent before it."""
-        while self._waiting and isinstance(first := self._waiting[0], RanksStepping) and self.first_steps_in_beats:
-            self._waiting.popleft()
-            self._in_beats[first.job], self._unsaid = first, True
+        self._move_first_steps()
         # The next report may follow from the first steps, and must not overtake them.
         if not self._waiting or self._unsaid:
             return None
@@ -67,10 +62,11 @@ class Reports:
             return Numbered(self._seq, self._since_last(numbered.report))
         return numbered
 
-    @property
-    def settled(self) -> bool:
-        """Whether every report has been acknowledged, and every first step recorded."""
-        return not (self._waiting or self._sent or self._in_beats)
+    def _move_first_steps(self) -> None:
+        """Move the first steps that are next to the heartbeats."""
+        while self._waiting and isinstance(first := self._waiting[0], RanksStepping):
+            self._waiting.popleft()
+            self._in_beats[first.job], self._unsaid = first, True
 
     @property
     def wants_beat(self) -> bool:
@@ -88,10 +84,10 @@ class Reports:
             del self._in_beats[job]
 
     def _since_last(self, inventory: Inventory) -> Inventory:
-        """Return the shortest form of a report that this session accepts."""
+        """Return the changes since this session's last inventory of the job; if there was none, all of it."""
         last = self._last_sent.get(inventory.job)
         self._last_sent[inventory.job] = (self._seq, inventory)
-        return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
+        return difference(last[1], inventory, base=last[0]) if last else inventory
 
     def acknowledge(self, seq: int) -> None:
         """Record the acknowledgement of this report and all before it."""
@@ -110,7 +106,7 @@ class Reports:
         self._sent.clear()
         self._last_sent.clear()
         self._in_beats.clear()
-        self.differences = self.first_steps_in_beats = self._unsaid = False
+        self._unsaid = False
         newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()
         for report in (hello, *again, *newer, *(inventories or ())):

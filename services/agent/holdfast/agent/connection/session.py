@@ -42,7 +42,7 @@ from holdfast.runtime.trust.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire import gpus, rank_reads
-from holdfast.wire.control import decode_first_steps_recorded, decode_order, encode_beat, encode_report
+from holdfast.wire.control import decode_first_steps_recorded, decode_order, encode_report
 from holdfast.wire.retention import decode_saved_by_all
 
 log = structlog.get_logger("holdfast.agent.connection.session")
@@ -65,7 +65,6 @@ class Session:
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old. A supervisor
     of an earlier version gets no reports: it might understand a part of them.
-    `starts_in_beats`: whether it takes a heartbeat that names a started generation as the answer to `Start`.
     """
 
     def __init__(
@@ -79,13 +78,11 @@ class Session:
         on_diagnostics: Callable[[Sequence[str]], None],
         on_peers: Callable[[Sequence[str]], None],
         on_saved_by_all: Callable[[CommonCheckpoint], None],
-        beat: Callable[[Sequence[RanksStepping]], pb.AgentMessage] = lambda stepping: encode_beat(
-            time.time(), first_steps=stepping
-        ),
-        on_present_peers: Callable[[Sequence[str]], None] = lambda _: None,
-        log_reads: LogReads | None = None,
-        read_gpus: Callable[[], Sequence[GpuState]] = tuple,
-        read_ranks: Callable[[str], MeasuredRanks] = lambda _: MeasuredRanks(),
+        beat: Callable[[Sequence[RanksStepping]], pb.AgentMessage],
+        on_present_peers: Callable[[Sequence[str]], None],
+        log_reads: LogReads,
+        read_gpus: Callable[[], Sequence[GpuState]],
+        read_ranks: Callable[[str], MeasuredRanks],
         membership: Membership | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -105,7 +102,6 @@ class Session:
         self._tls = tls
         self._to_send = anyio.Event()
         self._welcomed = False
-        self.starts_in_beats = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
         self._failures = Failures(explain=lambda: own_problem(tls, time.time()))
@@ -173,8 +169,7 @@ class Session:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._speak, call)
                 tasks.start_soon(self._expect_answers)
-                if self._log_reads is not None:
-                    tasks.start_soon(self._log_reads.run, self._wake_sender)
+                tasks.start_soon(self._log_reads.run, self._wake_sender)
                 while True:
                     self._take(await read(call, pb.SupervisorMessage))
         finally:
@@ -183,8 +178,7 @@ class Session:
     async def _speak(self, call: _Call) -> None:
         """Send every report, and a heartbeat every `BEAT_S`, which also contains the newest steps. First steps are in a
         heartbeat that does not wait."""
-        if self._log_reads is not None:
-            self._log_reads.forget()
+        self._log_reads.forget()
         self._answers.clear()
         beat_at = anyio.current_time() + BEAT_S
         while True:
@@ -193,7 +187,7 @@ class Session:
             if self._answers:
                 await write(call, self._answers.popleft())
                 continue
-            if self._log_reads is not None and self._log_reads.answers:
+            if self._log_reads.answers:
                 await write(call, self._log_reads.answers.popleft())
                 continue
             if not self._reports.wants_beat:
@@ -243,8 +237,6 @@ class Session:
         log.info("control session opened", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
-        self._reports.differences = self._reports.first_steps_in_beats = True
-        self.starts_in_beats = welcome.starts_in_beats
 
     def _take(self, message: pb.SupervisorMessage) -> None:
         self._unanswered_beats = 0
@@ -262,9 +254,9 @@ class Session:
                 self._on_present_peers(tuple(message.peers.endpoints))
             case "heard":
                 pass
-            case "read_log" if self._log_reads is not None:
+            case "read_log":
                 self._log_reads.ask(message.read_log)
-            case "read_errors" if self._log_reads is not None:
+            case "read_errors":
                 self._log_reads.ask(message.read_errors)
             case "read_gpus":
                 self._answer(lambda: gpus.encode_answer(message.read_gpus.id, self._read_gpus()))

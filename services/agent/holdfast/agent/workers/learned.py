@@ -1,6 +1,6 @@
 """The modules that the scripts of this node import: recorded by a worker at its first step
-(`holdfast.train.observing.imports`), and read when the next worker is started. And the
-judgement whether a script can be started with them.
+(`holdfast.train.observing.imports`), and read when the next worker is started. Also decides whether a script can be started
+with them.
 
 The lists are stored in a directory of the agent, by script, module or command. A job that is submitted again therefore begins
 with the list of its last run.

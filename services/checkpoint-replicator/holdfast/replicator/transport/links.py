@@ -52,8 +52,7 @@ _UNREACHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, er
 class LinkDoor:
     """Admits the connections of one test at a time, for a limited time. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OpenLink | None = None
         self._until = 0.0
@@ -63,7 +62,7 @@ class LinkDoor:
         """Admit this test, in place of an earlier one."""
         self.close()
         with self._lock:
-            self._open, self._until = request, self._clock() + request.for_s
+            self._open, self._until = request, time.monotonic() + request.for_s
             self._sockets = OpenSockets("the test was ended")
 
     def close(self) -> None:
@@ -77,7 +76,7 @@ class LinkDoor:
     def token(self) -> str:
         """The token of the expected test; "" if none is expected."""
         with self._lock:
-            expected = self._open is not None and self._clock() < self._until
+            expected = self._open is not None and time.monotonic() < self._until
             return self._open.token if expected and self._open is not None else ""
 
     def serve(self, sock: socket.socket, fields: Mapping[str, Any], answer: Callable[..., None]) -> None:

@@ -15,7 +15,8 @@ from typing import ClassVar
 from holdfast.diagnostics.detectors.lasting import Lasting
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
-from holdfast.domain.findings import INJECTED, Attribution, Finding, FindingKind, Remedy, Severity
+from holdfast.domain.faults import INJECTED
+from holdfast.domain.findings import Attribution, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
 
 

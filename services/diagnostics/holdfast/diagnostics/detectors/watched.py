@@ -31,9 +31,9 @@ class Watched:
     active_at: float  # diagnostics' clock: last progress or change of phase
     latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
     heard_at: dict[str, float] = field(default_factory=dict)  # last report by node, diagnostics' clock
-    # Node → time since which one of its processes is in state T, or dead.
+    # Node → time since which one of its processes is in state T, or dead; and since which one is traced by a debugger (t).
     signalled_at: dict[str, float] = field(default_factory=dict)
-    traced_at: dict[str, float] = field(default_factory=dict)  # likewise for state t: traced by a debugger
+    traced_at: dict[str, float] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
     has_reported: bool = False  # some rank has reported a step or a phase by itself
     steps: int = 0  # number of steps finished in this generation

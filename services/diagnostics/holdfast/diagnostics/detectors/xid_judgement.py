@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 
 from holdfast.diagnostics.catalogue.xid import FirstAction, XidRow
-from holdfast.domain.findings import INJECTED, Attribution, Finding, FindingKind, Remedy, Severity, blamed
+from holdfast.domain.faults import INJECTED
+from holdfast.domain.findings import Attribution, Finding, FindingKind, Remedy, Severity, blamed
 from holdfast.domain.signals import CollectorSilent, GpuSample, KernelLine
 
 Judgement = tuple[Severity, tuple[Remedy, ...]]

@@ -60,7 +60,7 @@ _OF_PHASES = {
 
 
 def alert_of(record: Published, topics: Collection[Topic]) -> Alert | None:
-    """The alert that `record` is; None if it is none, or of another topic than `topics`."""
+    """Return the alert of a record; None if the record causes no alert, or one of another topic than `topics`."""
     match record:
         case JobChanged():
             alert = _of_job(record)

@@ -61,7 +61,7 @@ class Booked:
     generation: int = 0
     windows: int = 0
     tokens: int = 0  # of new steps
-    flops: float = 0.0  # likewise
+    flops: float = 0.0  # of new steps
     rework_steps: int = 0
     first_world_size: int = 0  # of a window of a new step
     other_s: float = 0.0  # total length of gaps that are too old to be stored individually

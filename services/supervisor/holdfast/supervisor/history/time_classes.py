@@ -11,7 +11,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.supervisor.history.booked import Booked
 
 RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
-SPANS_MAX = 2000  # likewise
+SPANS_MAX = 2000  # of the series of spans: enough for any screen
 
 
 class Class(StrEnum):
@@ -55,7 +55,7 @@ class Ledger:
     wall_s: float
     seconds: dict[Class, float]
     goodput_job: float | None  # None: the script reports no steps
-    goodput_paid: float | None  # likewise
+    goodput_paid: float | None  # None: the script reports no steps
     fault_free_tokens_per_s: float
     fault_free_flops_per_s: float  # as the script reports them; 0 = it does not
     tokens: int  # of new steps

@@ -30,8 +30,8 @@ class Command:
 class MoreCommand:
     """`{pool}`, `{wanted}`, `{missing}`, `{jobs}` and `{reason}` are replaced in each word of the line."""
 
-    def __init__(self, line: str, timeout_s: float = COMMAND_S) -> None:
-        self._words, self._timeout_s = _words(MORE, line), timeout_s
+    def __init__(self, line: str) -> None:
+        self._words = _words(MORE, line)
 
     async def more(self, asked: MoreNodes) -> str:
         """Raises `Unavailable` if the command fails, or does not end in time."""
@@ -42,7 +42,7 @@ class MoreCommand:
             "jobs": ",".join(asked.jobs),
             "reason": asked.reason,
         }
-        return await operator_command.run("more", [_filled(word, values) for word in self._words], self._timeout_s)
+        return await operator_command.run("more", [_filled(word, values) for word in self._words], COMMAND_S)
 
 
 def _words(setting: str, line: str) -> list[str]:
