@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import signal
 import sys
 from importlib import import_module, metadata
@@ -46,6 +48,13 @@ COMMANDS = MappingProxyType(
         "simulate": "simulate:register",
     }
 )
+PANELS = MappingProxyType(
+    {
+        "Run": frozenset({"slurm", "kubernetes"}),
+        "Look": frozenset({"jobs", "nodes", "incidents", "actions", "checkpoints"}),
+        "Operate": frozenset({"breaker", "notify", "policy", "ca", "tokens", "audit"}),
+    }
+)
 
 
 def application(wanted: str = "") -> typer.Typer:
@@ -64,10 +73,23 @@ def application(wanted: str = "") -> typer.Typer:
         module, attribute = COMMANDS[name].split(":")
         part = getattr(import_module(f"holdfast.cli.{module}"), attribute)
         if isinstance(part, typer.Typer):
-            app.add_typer(part, name=name, rich_help_panel="Run" if name in ("slurm", "kubernetes") else "Look")
+            panel = next(panel for panel, names in PANELS.items() if name in names)
+            app.add_typer(part, name=name, rich_help_panel=panel)
         else:
             part(app)
+    _join_lines(app)
     return app
+
+
+def _join_lines(app: typer.Typer) -> None:
+    """Leave the line breaks of help to the terminal: Typer keeps those of a docstring, from its second paragraph on."""
+    callback = [app.registered_callback] if app.registered_callback and not isinstance(app.info.help, str) else []
+    for command in (*callback, *app.registered_commands):
+        paragraphs = (command.help or inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _join_lines(group.typer_instance)
 
 
 def _print_version(asked: bool) -> None:
@@ -91,6 +113,8 @@ def main() -> None:
     has more of them (`endings.py`)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 shows a question mark for `×` or a name
+        sys.stdout.reconfigure(errors="replace")
     try:
         # turns Ctrl-C into exit code 130, after all started processes have been stopped
         application(*sys.argv[1:2])()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -338,6 +339,10 @@ def _require_room(spec: JobSpec, own: _Own) -> None:
 def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
         require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
+    if command := spec.launch.command:  # as above: the job would wait for a node that has the program
+        path = dict(spec.launch.env).get("PATH", os.environ.get("PATH", os.defpath))
+        if shutil.which(command, path=path) is None:
+            raise InvalidSpec("command", command, "a program in PATH that may be executed")
     nodes = spec.nodes + own.spares
     console.print(
         f"starting a local stack with {plural(nodes, 'node')} for this job; checkpoints and logs are in "
