@@ -107,6 +107,21 @@ def test_nothing_to_go_on_from_is_said_before_anything_starts(tmp_path: Path) ->
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The job would wait for a node that has it, and only the machine of the command can be one."""
+    (tmp_path / "programs").mkdir()
+    present = tmp_path / "programs" / "present"
+    present.write_text("#!/bin/sh\nexit 0\n")
+    path = f"PATH={present.parent}"
+    for name in ("absent", "present"):  # `present` may not be executed yet
+        result = Shell(tmp_path)("run", "--local", "--dir", "here", "--env", path, "--no-python", name)
+        assert result.code == 2
+        assert f"command: '{name}' is not valid; expected a program in PATH" in result.err
+        assert not (tmp_path / "here").exists()
+    present.chmod(0o755)
+    assert Shell(tmp_path)("run", "--local", "--dir", "here", "--env", path, "--no-python", "present").code == 0
+
+
 def test_a_directory_means_a_stack_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     result = Shell(tmp_path)("run", "--api", "http://127.0.0.1:1", "--dir", "here", "train.py")
