@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import signal
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.endings import SIGNALLED, USAGE_ERROR, show_error
+from holdfast.cli.endings import FAILED, SIGNALLED, USAGE_ERROR, show_error
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import HoldfastError
 
@@ -121,6 +122,11 @@ def main() -> None:
     except HoldfastError as error:
         show_error(error)
         sys.exit(USAGE_ERROR)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        show_error(HoldfastError("no room for the output: the disk is full"))
+        sys.exit(FAILED)
     except KeyboardInterrupt:  # while the subcommand is imported; from then on Typer does this
         sys.exit(SIGNALLED + signal.SIGINT)
 

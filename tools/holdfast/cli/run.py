@@ -29,7 +29,7 @@ from holdfast.cli.log_tail import LogTail, Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, output_may_be_lost
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.domain.job import JobSpec
@@ -64,6 +64,7 @@ def register(app: typer.Typer) -> None:
     )(run)
 
 
+@output_may_be_lost()
 def run(
     context: typer.Context,
     target: Annotated[

@@ -42,7 +42,9 @@ def unused(out: Path) -> Path:
 def demo(
     out: Annotated[
         Path,
-        typer.Option(help="Directory for report.json, logs and, with matplotlib, timeline.png; of a further demo in it, run-2, run-3, …"),
+        typer.Option(
+            help="Directory for report.json, logs and, with matplotlib, timeline.png; of a further demo in it, run-2, run-3, …"
+        ),
     ] = Path("out/demo"),
     short: Annotated[
         bool, typer.Option("--short", help="Three faults on five nodes: about a minute instead of several.")
