@@ -64,9 +64,7 @@ def test_lists_and_details_are_available_as_json() -> None:
     """README says so."""
     readers = {names: each for names, each in EVERY.items() if names and names[-1] in ("list", "show")}
     assert len(readers) > 10
-    without = [
-        names for names, each in readers.items() if not any("--json" in option.opts for option in each.params)
-    ]
+    without = [names for names, each in readers.items() if not any("--json" in option.opts for option in each.params)]
     assert without == []
 
 

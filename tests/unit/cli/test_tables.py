@@ -130,7 +130,13 @@ def test_a_rate_of_flops_that_nobody_reports_is_not_zero(
     [
         ([], 1),
         ([{"address": "1: https", "sent": True, "problem": ""}], 0),
-        ([{"address": "1: https", "sent": True, "problem": ""}, {"address": "2: x", "sent": False, "problem": "503"}], 1),
+        (
+            [
+                {"address": "1: https", "sent": True, "problem": ""},
+                {"address": "2: x", "sent": False, "problem": "503"},
+            ],
+            1,
+        ),
     ],
 )
 def test_a_test_alert_that_somebody_does_not_get_is_a_failure(

@@ -179,6 +179,10 @@ def test_a_full_disk_does_not_change_the_exit_code(body: str, code: int, unbuffe
 def test_a_table_for_which_there_is_no_room_is_an_error_and_no_traceback(arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *arguments], stdout=full, stderr=subprocess.PIPE, check=False, timeout=300
+            [sys.executable, "-m", "holdfast", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=300,
         )
     assert (done.returncode, done.stderr) == (1, b"error: no room for the output: the disk is full\n")

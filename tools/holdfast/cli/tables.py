@@ -65,8 +65,8 @@ def markup(line: str) -> Text:
 
 
 def text(value: Any, name: str = "") -> str:
-    """Format a cell as markup: times as local time, floats with two decimals, a loss with four digits, lists joined, empty values
-    as a dash."""
+    """Format a cell as markup: times as local time, floats with two decimals (a loss: four digits), lists joined, empty
+    values as a dash."""
     if value is None or value in ("", [], {}):
         return EMPTY
     if isinstance(value, float) and _is_moment(name):

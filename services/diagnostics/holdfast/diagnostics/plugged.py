@@ -51,9 +51,7 @@ class Plugged:
             state.state, found = self.inner.observe(state.state, item, now, roster)
             if wrong := [finding for finding in found if not isinstance(finding, Finding)]:
                 raise TypeError(f"observe() returned {wrong[0]!r:.200} among its findings")
-            return state, tuple(
-                replace(finding, evidence={**finding.evidence, PLUGIN: self.name}) for finding in found
-            )
+            return state, tuple(replace(finding, evidence={**finding.evidence, PLUGIN: self.name}) for finding in found)
         except Exception as error:  # code of another package: none of its exceptions may end diagnostics
             state.failures += 1
             log.error(
