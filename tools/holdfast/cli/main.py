@@ -114,8 +114,8 @@ def main() -> None:
     has more of them (`endings.py`)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 shows a question mark for `×` or a name
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # a question mark for `×`, or in a name
     try:
         # turns Ctrl-C into exit code 130, after all started processes have been stopped
         application(*sys.argv[1:2])()
