@@ -12,6 +12,7 @@ from types import FrameType, MappingProxyType
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 from holdfast.cli.endings import FAILED, SIGNALLED, USAGE_ERROR, show_error
 from holdfast.domain.distribution import DISTRIBUTION
@@ -84,8 +85,10 @@ def application(wanted: str = "") -> typer.Typer:
 
 def _join_lines(app: typer.Typer) -> None:
     """Leave the line breaks of help to the terminal: Typer keeps those of a docstring, from its second paragraph on."""
-    callback = [app.registered_callback] if app.registered_callback and not isinstance(app.info.help, str) else []
-    for command in (*callback, *app.registered_commands):
+    commands: list[CommandInfo | TyperInfo] = [*app.registered_commands]
+    if app.registered_callback is not None and not isinstance(app.info.help, str):
+        commands.append(app.registered_callback)
+    for command in commands:
         paragraphs = (command.help or inspect.getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for group in app.registered_groups:
