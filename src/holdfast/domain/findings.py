@@ -15,6 +15,8 @@ ESTIMATE = "estimate: "
 
 
 class FindingKind(StrEnum):
+    """What a finding or an incident is about. A text in place of a member is equal: `incident.kind == "worker_crash"`."""
+
     WORKER_CRASH = "worker_crash"  # a process died by signal or non-zero exit without a Python exception
     WORKER_EXCEPTION = "worker_exception"  # the script raised an exception; evidence: type, message, frames, step
     REPEATED_EXCEPTION = "repeated_exception"  # the same exception at the same step again: a bug of the script or data
@@ -40,6 +42,8 @@ class FindingKind(StrEnum):
 
 
 class Severity(StrEnum):
+    """Whether the run has stopped or will stop."""
+
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"  # the run has stopped or will stop

@@ -21,6 +21,8 @@ WALK_MAX = 32  # rungs that an incident keeps in its walk
 
 
 class ActionKind(StrEnum):
+    """What an action does. `holdfast policy actions` describes each. A text is equal to its member: `kind == "restart"`."""
+
     RESTART = "restart"  # new processes on the same nodes
     HOT_SWAP = "hot_swap"  # a spare takes over the failed node's ranks
     SCALE_DOWN = "scale_down"  # the replica is removed; its healthy nodes become spares

@@ -1,7 +1,8 @@
 """The rule behind each kind of finding, its source, and the advice for operators.
 
 A detector with several rules for one kind (the Xid catalogue, the machine's counters) names the matched rule in the finding's
-evidence, under `rule` and `source`; `rule_of` combines both. docs/diagnostics.md lists all rules.
+evidence, under `rule` and `source`; `rule_of` combines both. A detector of another package has a rule of its own.
+docs/diagnostics.md lists all rules.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.domain.findings import Finding, FindingKind
+
+PLUGIN = "plugin"  # evidence key with the name of the detector of another package
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,9 @@ RULES: Mapping[FindingKind, Rule] = {
 def rule_of(finding: Finding) -> Rule:
     """Return the rule of the finding's kind, combined with the matched rule of its detector."""
     known = RULES[finding.kind]
+    if plugin := finding.evidence.get(PLUGIN):  # the kind's own rule is that of Holdfast's detectors
+        rule = finding.evidence.get("rule") or f"that of the detector {plugin}"
+        return Rule(rule, f"plug-in {plugin}", "read what the plug-in says about this finding")
     if not (fired := finding.evidence.get("rule", "")):
         return known
     return Rule(f"{known.rule}: {fired}", finding.evidence.get("source", "") or known.source, known.advice)

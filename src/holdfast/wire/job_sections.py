@@ -126,11 +126,12 @@ class Checkpoint(Section):
 
 
 class Hang(Section):
-    """If no step is finished for max(floor_s, factor × p99 step time), the job hangs."""
+    """No finished step for max(floor_s, factor × p99 step time) is a warning; for ten times as long, or init_s, a hang. A rank
+    that is proven stuck is a hang after seconds."""
 
-    floor_s: Annotated[Seconds, Field(description="a shorter silence is never a hang", examples=[120])] = (
-        HangSpec().floor_s
-    )
+    floor_s: Annotated[
+        Seconds, Field(description="a shorter silence is no warning; see above for hangs", examples=[120])
+    ] = HangSpec().floor_s
     factor: Annotated[
         float, Field(ge=1, allow_inf_nan=False, description="times the 99th percentile of the step times", examples=[5])
     ] = HangSpec().factor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,40 @@ def test_nothing_to_go_on_from_is_said_before_anything_starts(tmp_path: Path) ->
     assert result.code == 2
     assert "no checkpoint to resume from" in result.err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The job would wait for a node that has it, and only the machine of the command can be one."""
+    (tmp_path / "programs").mkdir()
+    present = tmp_path / "programs" / "present"
+    present.write_text("#!/bin/sh\nexit 0\n")
+    path = f"PATH={present.parent}"
+    for name in ("absent", "present"):  # `present` may not be executed yet
+        result = Shell(tmp_path)("run", "--local", "--dir", "here", "--env", path, "--no-python", name)
+        assert result.code == 2
+        assert f"command: '{name}' is not valid; expected a program in PATH" in result.err
+        assert not (tmp_path / "here").exists()
+    present.chmod(0o755)
+    assert Shell(tmp_path)("run", "--local", "--dir", "here", "--env", path, "--no-python", "present").code == 0
+
+
+def test_a_full_disk_under_the_output_of_the_command_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("for number in range(100):\n    print(f'line {number}', flush=True)\n")
+    shell = Shell(tmp_path)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", "run", "--local", "--dir", "here", "train.py"],
+            cwd=tmp_path,
+            env=shell._environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    (log,) = (tmp_path / "here").glob("nodes/*/logs/train/g1/rank-0.log")
+    assert log.read_text().splitlines()[-1] == "line 99"
+    shell.assert_nothing_runs()
 
 
 def test_a_directory_means_a_stack_of_its_own(tmp_path: Path) -> None:

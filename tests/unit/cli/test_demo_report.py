@@ -15,7 +15,7 @@ from holdfast.cli.demo import picture
 from holdfast.cli.demo.course import LONG, SHORT, Expectation, Outcome, read_losses
 from holdfast.cli.demo.report import BADPUT, Report, print_summary, print_tables
 from holdfast.cli.main import application
-from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.domain.errors import HoldfastError
 
 ZERO = 1_700_000_000.0
 KEYS = {"wall_s", "mesh", "steps", "goodput", "badput_s", "world_sizes", "incidents", "losses"}
@@ -146,7 +146,7 @@ def test_the_short_form_has_one_job_and_its_summary_has_five_lines(outcome: Outc
         print_tables(console, report)
     assert sum("worker_crash" in line for line in capture.get().splitlines()) == 1
     with console.capture() as capture:
-        print_summary(console, report, Path("out/demo"))
+        print_summary(console, report, Path("out/demo"), "out/demo/timeline.png")
     assert len(capture.get().strip().splitlines()) == 5
 
 
@@ -178,7 +178,7 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
     console = Console(width=width, highlight=False)
     with console.capture() as capture:
         print_tables(console, report)
-        print_summary(console, report, Path("out/demo"))
+        print_summary(console, report, Path("out/demo"), "out/demo/timeline.png")
     text = capture.get()
     crash = next(line for line in text.splitlines() if line.startswith("worker_crash"))
     assert crash.split() == [
@@ -213,7 +213,8 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
 
 def test_the_picture_is_drawn(outcome: Outcome, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    picture.draw(Report.of(LONG, outcome, outcome.losses), tmp_path / "timeline.png")
+    where = picture.draw(Report.of(LONG, outcome, outcome.losses), tmp_path / "timeline.png")
+    assert where == str(tmp_path / "timeline.png")
     data = (tmp_path / "timeline.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
@@ -221,10 +222,17 @@ def test_the_picture_is_drawn(outcome: Outcome, tmp_path: Path) -> None:
     assert len(data) > 10_000
 
 
-def test_without_matplotlib_the_demo_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_demo_has_no_picture_and_says_how_to_get_one(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match=r"pip install 'holdfast-training\[demo\]'"):
-        picture.require_matplotlib()
+    report = Report.of(LONG, outcome, outcome.losses)
+    instead = picture.draw(report, tmp_path / "timeline.png")
+    assert not any(tmp_path.iterdir())
+    console = Console(width=140, highlight=False)
+    with console.capture() as capture:
+        print_summary(console, report, tmp_path, instead)
+    assert "no timeline.png without matplotlib: pip install 'holdfast-training[demo]'" in capture.get()
 
 
 @pytest.mark.parametrize(

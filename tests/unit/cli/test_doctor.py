@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from pathlib import Path
@@ -225,3 +227,36 @@ def test_a_standby_that_is_missing_is_noticed_before_it_is_needed(
     monkeypatch.setitem(VERSION, "standby_api", standby)
     assert found(monkeypatch, None, "http://head-1:8470")[1:] == checks
     assert found(monkeypatch, None)[1:] == (checks if standby else [])
+
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [("2.5.1+cu121", "problem"), ("1.13.1", "problem"), ("2.6.0", "ok"), ("2.10.0a0+git1", "ok"), ("3.0", "ok")],
+)
+def test_a_torch_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch, version: str, level: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    (check,) = doctor._torch()
+    assert (check.level, version in check.found) == (level, True)
+    assert level == "ok" or "2.6" in check.advice
+
+
+def test_the_oldest_torch_is_that_of_the_extra() -> None:
+    assert PROJECT["optional-dependencies"]["train"] == [f"torch>={'.'.join(map(str, doctor.TORCH_MIN))}"]
+
+
+def test_modules_without_the_metadata_of_a_package_are_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch in PYTHONPATH, and a `pynvml` that is not NVIDIA's."""
+
+    def unknown(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    monkeypatch.setattr(Path, "glob", lambda *_: [Path("0000:01:00.0")])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    assert [(check.level, check.found) for check in (*doctor._torch(), *doctor._gpu())] == [
+        ("note", "version not known"),
+        ("problem", "1 GPU, no nvidia-ml-py"),
+    ]

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from holdfast.cli import incidents, jobs, nodes, tables
+from holdfast.cli.client import Client
+from holdfast.cli.main import application
 from holdfast.domain.errors import InvalidSpec
 
 NASTY = "[/] job.yaml:100: [red] :smile:"
@@ -32,7 +35,11 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
         ({}, "mesh", "–"),
         (0, "rank", "0"),
         (False, "connected", "no"),
-        (1.005, "loss", "1.00"),
+        (1.005, "wall_s", "1.00"),
+        (2.34061, "loss", "2.341"),
+        (0.00012345, "loss", "0.0001234"),
+        (10.8249, "loss", "10.82"),
+        (float("nan"), "loss", "nan"),
         ({"dp": 3, "pp": 2}, "mesh", "dp 3 × pp 2"),
         (["n1", "n2"], "nodes", "n1, n2"),
         (NASTY, "reason", NASTY),
@@ -105,6 +112,40 @@ def test_one_thing_with_a_table_in_it(screen: io.StringIO) -> None:
     assert "n1" in text
     assert "mesh dp 2" in text
     assert "script /x" in text
+
+
+def test_a_rate_of_flops_that_nobody_reports_is_not_zero(
+    screen: io.StringIO, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate, shown in ((0.0, "–"), (4.2e12, "4200000000000.00")):
+        monkeypatch.setattr(Client, "goodput", lambda *_, rate=rate: {"fault_free_flops_per_s": rate})
+        jobs.goodput("llm", "http://127.0.0.1:1")
+        assert screen.getvalue().split()[-1] == shown
+        jobs.goodput("llm", "http://127.0.0.1:1", as_json=True)
+        assert json.loads(capsys.readouterr().out) == {"fault_free_flops_per_s": rate}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "code"),
+    [
+        ([], 1),
+        ([{"address": "1: https", "sent": True, "problem": ""}], 0),
+        (
+            [
+                {"address": "1: https", "sent": True, "problem": ""},
+                {"address": "2: x", "sent": False, "problem": "503"},
+            ],
+            1,
+        ),
+    ],
+)
+def test_a_test_alert_that_somebody_does_not_get_is_a_failure(
+    screen: io.StringIO, monkeypatch: pytest.MonkeyPatch, addresses: list[dict[str, Any]], code: int
+) -> None:
+    monkeypatch.setattr(Client, "test_alerts", lambda _: addresses)
+    result = CliRunner().invoke(application("notify"), ["notify", "test", "--api", "http://127.0.0.1:1"])
+    assert result.exit_code == code
+    assert addresses or "HOLDFAST_ALERT_URLS" in screen.getvalue()
 
 
 def test_watching_on_a_pipe_prints_what_changes(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:

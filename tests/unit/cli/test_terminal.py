@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -16,7 +20,7 @@ from holdfast.cli import connection, endings, stack_record
 from holdfast.cli.client import Client
 from holdfast.cli.connection import NoApi
 from holdfast.cli.live import JobDisplay
-from holdfast.cli.terminal import Terminal, visible
+from holdfast.cli.terminal import Terminal, output_may_be_lost, visible
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.wire.jobfile import load_job
 
@@ -105,3 +109,80 @@ def test_a_job_file_with_half_a_character(tmp_path: Path, key: str, value: objec
         load_job(tmp_path / "job.yaml")
     assert key in str(refusal.value)
     str(refusal.value).encode()
+
+
+class Full(io.TextIOWrapper):
+    """Standard output on a disk that is full until there is `room`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+        self.number, self.room = number, False
+
+    def write(self, text: str) -> int:
+        if not self.room:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_output_that_cannot_be_written_does_not_end_the_command(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Full(number)
+    monkeypatch.setattr("sys.stdout", full)
+    with output_may_be_lost():
+        console = Terminal()
+        console.print("lost")
+        print("lost", flush=True)
+        full.room = True
+        console.print("room again")
+    assert full.buffer.getvalue() == b"room again\n"  # type: ignore[attr-defined]
+    full.room = False
+    with pytest.raises(OSError, match=os.strerror(number)):  # of any other command
+        Terminal().print("needed")
+
+
+def test_a_reader_that_has_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Full(errno.EPIPE))
+    with pytest.raises(BrokenPipeError), output_may_be_lost():
+        print("nobody reads this")
+
+
+def test_a_command_without_standard_output_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with output_may_be_lost():
+        print("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("with output_may_be_lost():\n    print('a' * 100_000)\n    print('b', flush=True)", 0),
+        ("with output_may_be_lost():\n    print('still in the buffer at the end')", 0),
+        ("with output_may_be_lost():\n    print('a')\n    sys.exit(93)", 93),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_does_not_change_the_exit_code(body: str, code: int, unbuffered: str) -> None:
+    script = f"import sys\nfrom holdfast.cli.terminal import output_may_be_lost\n{body}\n"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=300,
+        )
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+@pytest.mark.parametrize("arguments", [["policy", "actions"], ["policy", "show", "--help"]])
+def test_a_table_for_which_there_is_no_room_is_an_error_and_no_traceback(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=300,
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: no room for the output: the disk is full\n")

@@ -47,6 +47,31 @@ def test_a_stopped_rank_is_named_wherever_it_stands(dp: int, pp: int, per_node: 
         assert f"rank {stopped} " in found.evidence["ranks"].splitlines()[0]
 
 
+def test_a_rank_that_is_proven_stuck_is_a_hang_long_before_the_floor() -> None:
+    """The job file says so."""
+    fleet = fleet_of(floor_s=120.0, init_s=1200.0)
+    fleet.training = False
+    fleet.ranks[1].state = "T"
+    fleet.run(until=7.3)
+    assert (fleet.only().severity, fleet.only().rank) == (Severity.ERROR, 1)
+
+
+@pytest.mark.parametrize(("init_s", "error_s"), [(60.0, 30.0), (20.0, 20.0)])
+def test_a_silence_is_a_warning_at_the_floor_and_a_hang_at_ten_times_as_long_or_at_init(
+    init_s: float, error_s: float
+) -> None:
+    """The job file says so."""
+    fleet = fleet_of(floor_s=3.0, init_s=init_s)
+    fleet.training = False
+    silent_s = 5.0  # at which the last step was finished
+    fleet.run(until=silent_s + 2.5)
+    assert fleet.found == []
+    fleet.run(until=silent_s + error_s - 1.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING]
+    fleet.run(until=silent_s + error_s + 5.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING, Severity.ERROR]
+
+
 def test_a_generation_of_which_no_rank_is_left_is_no_hang() -> None:
     """All that is known of it has ended well, and no agent says that it stopped: seen while every node was replaced."""
     fleet = fleet_of(2, 1)

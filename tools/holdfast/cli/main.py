@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
+import io
 import signal
 import sys
 from importlib import import_module, metadata
@@ -9,8 +12,9 @@ from types import FrameType, MappingProxyType
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
-from holdfast.cli.endings import SIGNALLED, USAGE_ERROR, show_error
+from holdfast.cli.endings import FAILED, SIGNALLED, USAGE_ERROR, show_error
 from holdfast.domain.distribution import DISTRIBUTION
 from holdfast.domain.errors import HoldfastError
 
@@ -46,6 +50,13 @@ COMMANDS = MappingProxyType(
         "simulate": "simulate:register",
     }
 )
+PANELS = MappingProxyType(
+    {
+        "Run": frozenset({"slurm", "kubernetes"}),
+        "Look": frozenset({"jobs", "nodes", "incidents", "actions", "checkpoints"}),
+        "Operate": frozenset({"breaker", "notify", "policy", "ca", "tokens", "audit"}),
+    }
+)
 
 
 def application(wanted: str = "") -> typer.Typer:
@@ -64,10 +75,25 @@ def application(wanted: str = "") -> typer.Typer:
         module, attribute = COMMANDS[name].split(":")
         part = getattr(import_module(f"holdfast.cli.{module}"), attribute)
         if isinstance(part, typer.Typer):
-            app.add_typer(part, name=name, rich_help_panel="Run" if name in ("slurm", "kubernetes") else "Look")
+            panel = next(panel for panel, names in PANELS.items() if name in names)
+            app.add_typer(part, name=name, rich_help_panel=panel)
         else:
             part(app)
+    _join_lines(app)
     return app
+
+
+def _join_lines(app: typer.Typer) -> None:
+    """Leave the line breaks of help to the terminal: Typer keeps those of a docstring, from its second paragraph on."""
+    commands: list[CommandInfo | TyperInfo] = [*app.registered_commands]
+    if app.registered_callback is not None and not isinstance(app.info.help, str):
+        commands.append(app.registered_callback)
+    for command in commands:
+        paragraphs = (command.help or inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _join_lines(group.typer_instance)
 
 
 def _print_version(asked: bool) -> None:
@@ -91,12 +117,19 @@ def main() -> None:
     has more of them (`endings.py`)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # a question mark for `×`, or in a name
     try:
         # turns Ctrl-C into exit code 130, after all started processes have been stopped
         application(*sys.argv[1:2])()
     except HoldfastError as error:
         show_error(error)
         sys.exit(USAGE_ERROR)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        show_error(HoldfastError("no room for the output: the disk is full"))
+        sys.exit(FAILED)
     except KeyboardInterrupt:  # while the subcommand is imported; from then on Typer does this
         sys.exit(SIGNALLED + signal.SIGINT)
 

@@ -77,6 +77,7 @@ look_at(
     rows=Client.nodes,
     row=Client.node,
     columns=COLUMNS,
+    thing="node",
     empty="no nodes; add one with `holdfast agent` or `holdfast up --nodes N`",
     show=show_node,
 )

@@ -24,9 +24,12 @@ def _notify() -> None:
 
 @app.command("test")
 def send_test(api: Api = "", as_json: AsJson = False) -> None:
-    """Send a test alert to every address of the supervisor, and show what became of it. Exit code 1 if one was not sent."""
+    """Send a test alert to every address of the supervisor, and show what became of it.
+
+    Exit code 1 if one was not sent, or if there is no address.
+    """
     with Client(api or api_url()) as client:
         addresses = client.test_alerts()
     show_list(addresses, COLUMNS, as_json, "the supervisor has no addresses for alerts: set HOLDFAST_ALERT_URLS")
-    if not all(each["sent"] for each in addresses):
+    if not addresses or not all(each["sent"] for each in addresses):
         raise typer.Exit(1)

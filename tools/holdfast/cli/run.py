@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ from holdfast.cli.log_tail import LogTail, Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, output_may_be_lost
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.domain.job import JobSpec
@@ -63,6 +64,7 @@ def register(app: typer.Typer) -> None:
     )(run)
 
 
+@output_may_be_lost()
 def run(
     context: typer.Context,
     target: Annotated[
@@ -338,6 +340,10 @@ def _require_room(spec: JobSpec, own: _Own) -> None:
 def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
         require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
+    if command := spec.launch.command:  # as above: the job would wait for a node that has the program
+        path = dict(spec.launch.env).get("PATH", os.environ.get("PATH", os.defpath))
+        if shutil.which(command, path=path) is None:
+            raise InvalidSpec("command", command, "a program in PATH that may be executed")
     nodes = spec.nodes + own.spares
     console.print(
         f"starting a local stack with {plural(nodes, 'node')} for this job; checkpoints and logs are in "

@@ -10,7 +10,7 @@ import typer
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Example: [bold]holdfast simulate --seed 42 --trace[/]",
-        rich_help_panel="Look",
+        rich_help_panel="Operate",
     )(simulate)
 
 

@@ -65,7 +65,8 @@ def markup(line: str) -> Text:
 
 
 def text(value: Any, name: str = "") -> str:
-    """Format a cell as markup: times as local time, floats with two digits, lists joined, empty values as a dash."""
+    """Format a cell as markup: times as local time, floats with two decimals (a loss: four digits), lists joined, empty
+    values as a dash."""
     if value is None or value in ("", [], {}):
         return EMPTY
     if isinstance(value, float) and _is_moment(name):
@@ -73,7 +74,7 @@ def text(value: Any, name: str = "") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.2f}"
+        return f"{value:.4g}" if name == "loss" else f"{value:.2f}"
     if isinstance(value, dict) and name == "mesh":
         return mesh(value)
     if isinstance(value, dict):
@@ -141,23 +142,24 @@ def look_at(
     rows: Callable[[Client], Iterable[Row]],
     row: Callable[[Client, str], Row],
     columns: Sequence[str],
+    thing: str,
     empty: str,
     show: Callable[[Row, bool], None] = show_one,
 ) -> None:
-    """Add the commands `list`, `show NAME` and `watch` to `app`."""
+    """Add the commands `list`, `show NAME` and `watch` to `app`. `thing`: what a row is, such as job."""
 
-    @app.command("list", help="List all.")
+    @app.command("list", help=f"List the {thing}s.")
     def list_all(where: Where = [], api: Api = "", as_json: AsJson = False) -> None:  # noqa: B006 (not changed)
         with Client(api or api_url()) as client:
             none = "none of them" if where else empty
             show_list(selected(rows(client), where), columns, as_json, none)
 
-    @app.command("show", help="Show one, with all details.")
+    @app.command("show", help=f"Show the details of one {thing}.")
     def show_named(name: Name, api: Api = "", as_json: AsJson = False) -> None:
         with Client(api or api_url(name)) as client:
             show(row(client, name), as_json)
 
-    @app.command("watch", help="Show the list and update it until Ctrl-C.")
+    @app.command("watch", help=f"List the {thing}s, and update the list until Ctrl-C.")
     def watch_all(where: Where = [], api: Api = "") -> None:  # noqa: B006 (not changed)
         with Client(api or api_url()) as client:
             watch(lambda: selected(rows(client), where), columns)

@@ -22,7 +22,7 @@ from holdfast.cli.stack import LocalStack
 from holdfast.cli.stack_options import NODES_MAX, StackOptions, not_passed_on
 from holdfast.cli.stack_record import survivors
 from holdfast.cli.stopping import StopRequest
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, output_may_be_lost
 from holdfast.domain.hosts import PORT_MAX
 from holdfast.runtime.processes.training_user import training_user
 from holdfast.runtime.trust.api_trust import API_CA
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     )(up)
 
 
+@output_may_be_lost()
 def up(
     nodes: Annotated[
         int, typer.Option(help="Nodes to start on this machine; 0 = control plane only.", min=0, max=NODES_MAX)

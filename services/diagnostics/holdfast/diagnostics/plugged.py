@@ -17,10 +17,10 @@ from holdfast.diagnostics.detectors.protocol import Detector, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.errors import PluginError
 from holdfast.domain.findings import Finding
+from holdfast.domain.rules import PLUGIN
 from holdfast.plugins import Group, Plugin
 
 FAILURES_MAX = 8  # after this many exceptions the detector is left out until the process restarts
-EVIDENCE = "plugin"  # evidence key with the plug-in's name
 
 log = structlog.get_logger("holdfast.diagnostics.plugins")
 
@@ -51,9 +51,7 @@ class Plugged:
             state.state, found = self.inner.observe(state.state, item, now, roster)
             if wrong := [finding for finding in found if not isinstance(finding, Finding)]:
                 raise TypeError(f"observe() returned {wrong[0]!r:.200} among its findings")
-            return state, tuple(
-                replace(finding, evidence={**finding.evidence, EVIDENCE: self.name}) for finding in found
-            )
+            return state, tuple(replace(finding, evidence={**finding.evidence, PLUGIN: self.name}) for finding in found)
         except Exception as error:  # code of another package: none of its exceptions may end diagnostics
             state.failures += 1
             log.error(

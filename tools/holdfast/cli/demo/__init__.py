@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.demo import gpu_reset_stand_in
 from holdfast.cli.demo.course import LONG, SHORT, reference_losses
-from holdfast.cli.demo.picture import draw, require_matplotlib
+from holdfast.cli.demo.picture import draw
 from holdfast.cli.demo.report import Report, print_summary, print_tables
 from holdfast.cli.demo.scenario import Scenario
 from holdfast.cli.run import wait_for_nodes
@@ -42,7 +42,9 @@ def unused(out: Path) -> Path:
 def demo(
     out: Annotated[
         Path,
-        typer.Option(help="Directory for report.json, timeline.png and logs; of a further demo in it, run-2, run-3, …"),
+        typer.Option(
+            help="Directory for report.json, logs and, with matplotlib, timeline.png; of a further demo in it, run-2, run-3, …"
+        ),
     ] = Path("out/demo"),
     short: Annotated[
         bool, typer.Option("--short", help="Three faults on five nodes: about a minute instead of several.")
@@ -76,7 +78,6 @@ def demo(
         raise InvalidSpec(
             "--steps", steps, f"at least {course.steps_min}, so that there is time for {course.faults} faults"
         )
-    require_matplotlib()  # checked here, not after minutes of training
     try:
         out = unused(out)
         out.mkdir(parents=True, exist_ok=True)
@@ -106,11 +107,11 @@ def demo(
     console.print("[dim]training the same model without faults, in one process, to compare the losses …[/]")
     report = Report.of(course, outcome, reference_losses(out.resolve(), course, steps))
     report.write(out / "report.json")
-    draw(report, out / "timeline.png")
+    picture = draw(report, out / "timeline.png")
     if trace is not None:
         console.print("\n[bold]The slowest incident[/] (holdfast incidents show ID --trace)")
         console.print(trace)
     print_tables(console, report)
-    print_summary(console, report, out)
+    print_summary(console, report, out, picture)
     if report.failures:
         raise typer.Exit(FAILED)

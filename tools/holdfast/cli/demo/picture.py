@@ -7,7 +7,6 @@ from pathlib import Path
 
 from holdfast.cli.demo.report import Report
 from holdfast.domain.distribution import install_command
-from holdfast.domain.errors import Unavailable
 
 FIGURE_INCHES = (11.0, 5.2)
 DPI = 130
@@ -15,14 +14,10 @@ LABEL_ROWS = 5
 LABEL_STEP = 0.055  # fraction of the height
 
 
-def require_matplotlib() -> None:
-    """Raises `Unavailable` if matplotlib is not installed."""
+def draw(report: Report, path: Path) -> str:
+    """Write a PNG. Returns where it is, or how to get one if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise Unavailable(f"the demo needs matplotlib: {install_command('demo')}")
-
-
-def draw(report: Report, path: Path) -> None:
-    """Write a PNG."""
+        return f"no timeline.png without matplotlib: {install_command('demo')}"
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -62,3 +57,4 @@ def draw(report: Report, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
+    return str(path)

@@ -160,8 +160,8 @@ def print_tables(console: Console, report: Report) -> None:
     console.print(_goodput_table(report))
 
 
-def print_summary(console: Console, report: Report, out: Path) -> None:
-    """Print the summary in five lines, after the unexpected results."""
+def print_summary(console: Console, report: Report, out: Path, picture: str) -> None:
+    """Print the summary in five lines, after the unexpected results. `picture`: where it is, or why there is none."""
     console.print()
     for failure in report.failures:
         console.print(f"[bold red]FAILED:[/] {escape(failure)}")
@@ -186,7 +186,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     )
     console.print(f"[bold]goodput {report.goodput['job']:.1%}[/]{_explained(report)}", soft_wrap=True)
     console.print(
-        f"[bold]{out / 'report.json'}[/]   [bold]{out / 'timeline.png'}[/]   logs in {out / 'stack'}", soft_wrap=True
+        f"[bold]{out / 'report.json'}[/]   [bold]{escape(picture)}[/]   logs in {out / 'stack'}", soft_wrap=True
     )
 
 

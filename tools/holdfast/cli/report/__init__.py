@@ -43,7 +43,13 @@ def command(
     ] = "",
     fleet: Annotated[bool, typer.Option("--fleet", help="Report all jobs, within the range of --last.")] = False,
     last: Annotated[
-        float, typer.Option(parser=period, metavar="DURATION", help="With --fleet: how far back, such as 12h or 30d.")
+        float,
+        typer.Option(
+            parser=period,
+            metavar="DURATION",
+            help="With --fleet: how far back, such as 12h or 30d. Default: 7d.",
+            show_default=False,
+        ),
     ] = 7 * DAY_S,
     history: Annotated[
         Path | None,

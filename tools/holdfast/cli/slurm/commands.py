@@ -21,7 +21,7 @@ from holdfast.cli.slurm.drains import OWN_REASON
 from holdfast.cli.slurm.ending import GRACE_S
 from holdfast.cli.slurm.node import NodeTask
 from holdfast.cli.slurm.script import Allocation, render
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, output_may_be_lost
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import AGENT_DIRECTORY_BYTES_MAX
@@ -254,7 +254,9 @@ def allocation(
         drains_condemned=drain_condemned,
         start=chosen_start(resume=resume, fresh=fresh),
     )
-    raise typer.Exit(AllocationRun(plan, here, Terminal(highlight=False, emoji=False)).run())
+    with output_may_be_lost():
+        code = AllocationRun(plan, here, Terminal(highlight=False, emoji=False)).run()
+    raise typer.Exit(code)
 
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
