@@ -256,7 +256,7 @@ def test_tensors_and_arrays_in_containers_are_overwritten_in_place_once() -> Non
     shadow, table = [torch.zeros(2), nn.Parameter(torch.zeros(3))], np.zeros(4, dtype=np.int32)
     one = torch.zeros(1)
     placeholder, pair, expanded = [one] * 3, (torch.zeros(2), 0), [torch.zeros(1).expand(2)]
-    live = {
+    live: dict[str, Any] = {
         "shadow": shadow,
         "table": table,
         "places": placeholder,

@@ -188,7 +188,7 @@ class _Applied:
     names: ParameterNames
     objects: frozenset[Path] | None
     # Live container or tensor that was filled in place, by its id, and what it was filled with.
-    filled: dict[int, tuple[object, object]] = field(default_factory=dict)
+    filled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def mapping(self, live: Mapping[Any, Any], saved: Any, path: Path) -> None:
         if not isinstance(saved, Mapping):
@@ -265,9 +265,9 @@ class _Applied:
                 live.clear()
                 live.update(saved)
             case dict():
-                items = {key: self._fill(live.get(key), value) for key, value in saved.items()}
+                entries = {key: self._fill(live.get(key), value) for key, value in saved.items()}
                 live.clear()
-                live.update(items)
+                live.update(entries)
             case _ if (
                 _is_array(live) and live.flags.writeable and (live.shape, live.dtype) == (saved.shape, saved.dtype)
             ):
