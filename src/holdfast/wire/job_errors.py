@@ -34,7 +34,7 @@ def problem_of(detail: Any, where: Where) -> InvalidSpec:
         case "missing":
             value, expected = None, "a value: it is required"
         case "extra_forbidden":
-            value, expected = str(key[-1]), _known_keys(key)
+            expected = _known_keys(key)
         case _:
             expected = _expected(detail["msg"])
     return InvalidSpec(dotted(key), value, expected, where(key))

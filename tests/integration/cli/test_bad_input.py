@@ -13,8 +13,8 @@ from commands import Shell, refused
 
 GOOD_POLICY = "from holdfast.policy import restart\ndef decide(incident, job):\n    return restart('why not')\n"
 JOBS = {
-    "unknown_key": ("nods: 2", ("job.yaml:3: nods: 'nods'", "a known key; did you mean 'nodes'?")),
-    "unknown_nested_key": ("elastic: {min: 1}", ("job.yaml:3: elastic.min: 'min'", "min_dp")),
+    "unknown_key": ("nods: 2", ("job.yaml:3: nods: 2", "a known key; did you mean 'nodes'?")),
+    "unknown_nested_key": ("elastic: {min: 1}", ("job.yaml:3: elastic.min: 1", "min_dp")),
     "mesh": ("nodes: 3\nmesh: {dp: 2, pp: 2}", ("job.yaml:4: mesh: 'dp 2 × pp 2'", "= 3 ranks, not 4")),
     "min_over_max": (
         "nodes: 2\nelastic: {min_dp: 3, max_dp: 2}",

@@ -151,13 +151,13 @@ preload: ["no module", "data:a.b"]
 """
         )
     ) == [
-        "1: nam: 'nam' is not valid; expected a known key; did you mean 'name'?",
+        "1: nam: 'gpt' is not valid; expected a known key; did you mean 'name'?",
         "2: name: 'GPT' is not valid; expected 1 to 63 lower-case letters, digits and hyphens, "
         "a letter or digit first and last",
         "4: nodes: '2' is not valid; expected a valid integer",
         "5: nproc_per_node: True is not valid; expected a valid integer",
         "6: mesh.pp: 0 is not valid; expected at least 1",
-        "8: elastic.mindp: 'mindp' is not valid; expected a known key; did you mean 'min_dp'?",
+        "8: elastic.mindp: 1 is not valid; expected a known key; did you mean 'min_dp'?",
         "9: args[1]: True is not valid; expected a valid string",
         "10: checkpoint.keep: 1 is not valid; expected at least 2",
         "11: hang.floor_s: inf is not valid; expected a finite number",
@@ -405,7 +405,7 @@ def test_a_policy_of_another_machine_is_read_there() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("policy: {fil: p.py}", "3: policy.fil: 'fil' is not valid; expected a known key; did you mean 'file'?"),
+        ("policy: {fil: p.py}", "3: policy.fil: 'p.py' is not valid; expected a known key; did you mean 'file'?"),
         (
             "policy: 7",
             "3: policy: 7 is not valid; expected the path of a script, plugin:NAME, or {file: …, params: {…}}",
