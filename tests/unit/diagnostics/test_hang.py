@@ -317,6 +317,22 @@ def test_a_node_that_is_not_heard_defers_the_verdict() -> None:
     assert FindingKind.HANG not in fleet.kinds()
 
 
+@pytest.mark.parametrize(("step", "found"), [(2, True), (3, False)])
+def test_a_node_that_comes_back_without_a_new_step_is_no_progress(step: int, found: bool) -> None:
+    fleet = Fleet(nodes=2, hang=HangSpec(floor_s=3.0, init_s=20.0))
+    fleet.start()
+    fleet.training = False
+    fleet.silent.add("n1")
+    for done in (1, 2):
+        fleet.ranks[0].step = done
+        fleet.run(until=float(done))
+    fleet.run(until=15.0)
+    fleet.ranks[1].step = step
+    fleet.connects("n1")
+    fleet.run(until=30.0)
+    assert (FindingKind.HANG in fleet.kinds()) is found
+
+
 def test_a_process_that_slept_gives_everybody_a_new_allowance() -> None:
     fleet = fleet_of()
     fleet.now += 100.0

@@ -36,6 +36,7 @@ class Watched:
     traced_at: dict[str, float] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
     has_reported: bool = False  # some rank has reported a step or a phase by itself
+    newest_step: int = -1  # that some rank was seen to finish; -1 = none was seen
     steps: int = 0  # number of steps finished in this generation
     step: int = 0  # the newest step that every rank has finished
     standing: dict[str, StallSnapshot] = field(default_factory=dict)  # by node, of this stall
@@ -111,7 +112,9 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
         generation.traced_at.pop(item.node, None)
     generation.has_reported = generation.has_reported or _reports(generation, before, item)
     if before is None:
-        active(generation, now)
+        # Of a node that comes back, the first report shows no progress if other nodes have shown as much.
+        if max(item.step, default=0) > generation.newest_step:
+            active(generation, now)
     elif before.rank == item.rank:  # a rank that is missing from the columns has not made progress
         if before.phase != item.phase:
             active(generation, now)
@@ -120,6 +123,7 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
             generation.moved_at = now
         if before.step != item.step:
             active(generation, now)
+            generation.newest_step = max(generation.newest_step, *item.step)
             if now - generation.explained_at > _REPORTS_LAG_S:
                 generation.settled = False  # there is progress after all: the next stall is a new stall
 
