@@ -94,12 +94,23 @@ def encode_steps(records: Sequence[StepRecord], at: float = 0.0) -> bytes:
 
 
 def decode_steps(raw: bytes) -> list[StepRecord]:
-    """Decode a batch. Raises `MalformedMessage` for invalid bytes and for columns of unequal length."""
+    """Decode the records of a batch. Raises `MalformedMessage` for invalid bytes and for columns of unequal length."""
+    return _decode_batch(raw)[1]
+
+
+def decode_published_steps(raw: bytes) -> tuple[list[StepRecord], float]:
+    """Decode a batch: its records, and when it was published, by the clock of their times; 0.0 = unknown. Raises
+    `MalformedMessage` as `decode_steps` does, and for an invalid time."""
+    message, steps = _decode_batch(raw)
+    return steps, check_time(message.published_at, "steps.published_at")
+
+
+def _decode_batch(raw: bytes) -> tuple[pb.StepRecords, list[StepRecord]]:
     message = types.parse(pb.StepRecords, raw)
     columns = {name: getattr(message, name) for name in _STEP_COLUMNS}
     columns["flops"] = message.flops or [0.0] * len(message.step)  # of an earlier version, or not reported
     types.check_columns("steps", **columns)
-    return [
+    return message, [
         StepRecord(
             job=message.job,
             generation=message.generation,
@@ -114,11 +125,6 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
         )
         for step, started_at, ended_at, tokens, loss, stall_s, flops in zip(*columns.values(), strict=True)
     ]
-
-
-def decode_published_at(raw: bytes) -> float:
-    """Return when a batch of steps was published, by the clock of its times; 0.0 = unknown. Raises `MalformedMessage`."""
-    return check_time(types.parse(pb.StepRecords, raw).published_at, "steps.published_at")
 
 
 def _batch_key(record: StepRecord) -> tuple[str, int, int]:

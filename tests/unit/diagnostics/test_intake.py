@@ -27,7 +27,7 @@ from holdfast.domain.signals import GenerationStarted, NodeSignal, Tick
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import FINDINGS, STEPS
 from holdfast.log.protocol import Entry
-from holdfast.wire.events import decode_finding, decode_published_at, decode_steps
+from holdfast.wire.events import decode_finding, decode_published_steps, decode_steps
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -136,7 +136,7 @@ async def test_the_times_of_steps_are_those_of_diagnostics_whatever_clocks_nodes
         assert [record.step for record in records] == [1, 2, 3]
         assert [record.ended_at for record in records] == pytest.approx(ended_at, abs=0.01)
         assert [record.ended_at - record.started_at for record in records] == pytest.approx([0.7] * 3, abs=0.01)
-        assert all(ended_at[0] < decode_published_at(batch) <= bench.clock() for batch in batches)
+        assert all(ended_at[0] < decode_published_steps(batch)[1] <= bench.clock() for batch in batches)
 
 
 async def test_a_full_buffer_holds_back_ticks_and_the_clock_and_drops_nothing() -> None:

@@ -73,7 +73,8 @@ def test_first_steps_in_heartbeats_are_recorded_as_reports_of_them_are() -> None
     assert in_beats.state.heard != reported.state.heard, "they have no number"
 
 
-def test_what_heartbeats_say_of_a_recovery_stands_in_its_incident() -> None:
+def starting_again() -> Fleet:
+    """A crash after a minute; all nodes are prepared for the next generation."""
     fleet = starting()
     for slot, node in enumerate(fleet.nodes()):
         beat(fleet, node, stepping(fleet, slot))
@@ -81,6 +82,11 @@ def test_what_heartbeats_say_of_a_recovery_stands_in_its_incident() -> None:
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     for node in fleet.nodes():
         fleet.done(node, Prepare)
+    return fleet
+
+
+def test_what_heartbeats_say_of_a_recovery_stands_in_its_incident() -> None:
+    fleet = starting_again()
     reports = [stepping(fleet, slot) for slot in range(3)]
     fleet.now += 1.0
     for report, node in zip(reports, fleet.nodes(), strict=True):
@@ -97,13 +103,7 @@ def test_what_heartbeats_say_of_a_recovery_stands_in_its_incident() -> None:
 @pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
 def test_a_first_step_is_neither_before_its_start_nor_later_than_now_whatever_a_node_says(ahead_s: float) -> None:
     """The time of a recovery is reported, and the checkpoint interval is computed from it."""
-    fleet = starting()
-    for slot, node in enumerate(fleet.nodes()):
-        beat(fleet, node, stepping(fleet, slot))
-    fleet.now += 60.0
-    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    for node in fleet.nodes():
-        fleet.done(node, Prepare)
+    fleet = starting_again()
     begun_at = fleet.now
     fleet.now += 5.0
     for slot, node in enumerate(fleet.nodes()):

@@ -18,7 +18,7 @@ from holdfast.supervisor.history.protocol import EventEntry, History
 from holdfast.supervisor.picture import Progress
 from holdfast.supervisor.published import Published
 from holdfast.wire import records
-from holdfast.wire.events import decode_published_at, decode_steps
+from holdfast.wire.events import decode_published_steps
 
 BATCH_MAX = 1000
 WAIT_S = 5.0
@@ -116,7 +116,7 @@ class Follower:
         led, clock = await self._log.last_renewal(LEADER_LEASE), self._clock
         for delivery in batch:
             try:
-                decoded, published_at = decode_steps(delivery.entry.data), decode_published_at(delivery.entry.data)
+                decoded, published_at = decode_published_steps(delivery.entry.data)
             except MalformedMessage as error:
                 log.error("steps cannot be read", stream=STEPS, position=delivery.position, reason=str(error))
                 continue

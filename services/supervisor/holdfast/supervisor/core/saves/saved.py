@@ -403,7 +403,8 @@ def judge_loss(turn: Turn, job: Job, step: int, loss: float | None) -> None:
         turn.put_checkpoints(job.name, trusted=None, finite_from=None)
         turn.note(job.name, f"the loss has been finite since step {since}: later steps may be restored again")
         return
-    turn.put_checkpoints(job.name, finite_from=since)
+    if since != job.checkpoints.finite_from:
+        turn.put_checkpoints(job.name, finite_from=since)
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
